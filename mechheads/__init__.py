@@ -1,0 +1,109 @@
+"""Score the attention heads of a language model, and prove the scores by intervening.
+
+Every public name is imported when it is first used, so ``import mechheads`` is quick, and a saved result
+opens and draws where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Each public name and the module that defines it. The imports under TYPE_CHECKING say the same to type
+# checkers; tests/test_import.py holds the two together.
+_HOME = {
+    "Head": "heads",
+    "HeadSet": "heads",
+    "Span": "trials",
+    "Trial": "trials",
+    "TrialSet": "trials",
+    "HeadScores": "scores",
+    "SweepResult": "scores",
+    "MechheadsError": "errors",
+    "InvalidInput": "errors",
+    "UnknownName": "errors",
+    "ModelRefused": "errors",
+    "HookNeverFired": "errors",
+    "ResultFileError": "errors",
+    "OutputNotWritable": "errors",
+    "load": "model",
+    "Model": "model",
+    "CircuitAnalysis": "analysis",
+    "method": "methods",
+    "LayerActs": "capture",
+    "Intervention": "interventions",
+    "zero_ablation": "interventions",
+    "mean_ablation": "interventions",
+    "random_heads": "sweep",
+}
+_SUBMODULES = ("datasets", "plots", "stats")
+
+__all__ = [
+    "CircuitAnalysis",
+    "Head",
+    "HeadScores",
+    "HeadSet",
+    "HookNeverFired",
+    "Intervention",
+    "InvalidInput",
+    "LayerActs",
+    "MechheadsError",
+    "Model",
+    "ModelRefused",
+    "OutputNotWritable",
+    "ResultFileError",
+    "Span",
+    "SweepResult",
+    "Trial",
+    "TrialSet",
+    "UnknownName",
+    "__version__",
+    "datasets",
+    "load",
+    "mean_ablation",
+    "method",
+    "plots",
+    "random_heads",
+    "stats",
+    "zero_ablation",
+]
+
+if TYPE_CHECKING:
+    from mechheads import datasets, plots, stats
+    from mechheads.analysis import CircuitAnalysis
+    from mechheads.capture import LayerActs
+    from mechheads.errors import (
+        HookNeverFired,
+        InvalidInput,
+        MechheadsError,
+        ModelRefused,
+        OutputNotWritable,
+        ResultFileError,
+        UnknownName,
+    )
+    from mechheads.heads import Head, HeadSet
+    from mechheads.interventions import Intervention, mean_ablation, zero_ablation
+    from mechheads.methods import method
+    from mechheads.model import Model, load
+    from mechheads.scores import HeadScores, SweepResult
+    from mechheads.sweep import random_heads
+    from mechheads.trials import Span, Trial, TrialSet
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module behind a public name on first use, and remember the value."""
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Public names too, though most of them are not imported yet."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""What TransformerLens objects look like behind one small interface. See docs/architecture.md."""

@@ -1,0 +1,145 @@
+"""The interface every back end offers, and the two small records it speaks in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+HookFn = Callable[[Tensor], Tensor | None]
+
+SITES = {"z": "attn.hook_z", "q": "attn.hook_q", "pattern": "attn.hook_pattern"}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm as it acts: ``(x - mean) / scale * weight + bias``.
+
+    Attributes:
+        weight: Effective weight (Gemma's ``1 + w`` already added), or None for a weightless norm.
+        bias: Bias, or None.
+        centers: True for LayerNorm, which subtracts the mean; False for RMSNorm.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    centers: bool
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model; see ``ModelSpec`` for the meaning."""
+
+    n_layers: int
+    n_heads: int
+    n_key_value_heads: int
+    d_head: int
+    d_model: int
+    d_vocab: int
+    n_ctx: int
+
+
+class Backend(Protocol):
+    """How the rest of mechheads talks to a TransformerLens model.
+
+    Tensors follow TransformerLens' layout: ``q z [batch pos head d_head]``, ``pattern [batch head query key]``.
+    """
+
+    kind: str
+    shape: Shape
+    tokenizer: Any
+    architecture: str
+    device: torch.device
+    dtype: torch.dtype
+    weights: str
+    flat_qk_norm: bool
+    logit_softcap: float | None
+    score_softcap: float | None
+
+    def hooks(self, pairs: Sequence[tuple[str, HookFn]]) -> AbstractContextManager[None]:
+        """Install hooks by TransformerLens name for the time of a ``with`` block."""
+        ...
+
+    def hooked(self) -> bool:
+        """Whether any hook now sits on the model beyond those it was loaded with."""
+        ...
+
+    def run(self, tokens: Tensor, mask: Tensor, cache: Any, *, last_only: bool) -> Tensor:
+        """Run tokens ``[batch pos]`` after what the cache holds; extends the cache in place.
+
+        ``mask [batch total]`` is 1 for real tokens, over cached and new positions. Returns logits
+        ``[batch pos vocab]``, or their last position if ``last_only``.
+        """
+        ...
+
+    def prefill(self, tokens: Tensor, mask: Tensor) -> Any:
+        """Cache of the tokens, made without any [query, key] matrix where the back end can."""
+        ...
+
+    def fast_prefill(self) -> bool:
+        """Whether ``prefill`` would now use the twin and give what the hooked model gives."""
+        ...
+
+    def new_cache(self, batch: int) -> Any:
+        """An empty cache whose keys keep absolute positions on every layer."""
+        ...
+
+    def select_rows(self, cache: Any, rows: Tensor) -> Any:
+        """The cache of some rows of the batch."""
+        ...
+
+    def cached_kv(self, cache: Any, layer: int) -> tuple[Tensor, Tensor]:
+        """``k, v [batch kv_head pos d_head]``; k as the cache holds it."""
+        ...
+
+    def query_hooks(self, layer: int, keep: Callable[[str, Tensor], None]) -> list[tuple[str, HookFn]]:
+        """Hooks that report ``"q"`` as multiplied (``[batch head pos d_head]``)."""
+        ...
+
+    def cached_keys_are_final(self) -> bool:
+        """Whether cached keys are already normalised and rotated."""
+        ...
+
+    def W_O(self, layer: int) -> Tensor:
+        """Output projection ``[head d_head d_model]``, a view of the live weights."""
+        ...
+
+    def b_O(self, layer: int) -> Tensor | None:
+        """Output bias ``[d_model]`` or None."""
+        ...
+
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        """``W_U [d_model vocab]`` and ``b_U [vocab]`` or None."""
+        ...
+
+    def final_norm(self) -> Norm:
+        """The norm before the unembedding."""
+        ...
+
+    def post_norm(self, layer: int) -> tuple[Norm, str] | None:
+        """The norm on the attention output, and the name of its scale hook, if there is one."""
+        ...
+
+    def window(self, layer: int) -> int | None:
+        """Keys a query of this layer may see (itself included), or None for all."""
+        ...
+
+    def score_scale(self, layer: int) -> float:
+        """What q . k is multiplied by."""
+        ...
+
+    def has_sinks(self) -> bool:
+        """Whether attention rows may sum to less than one."""
+        ...
+
+    def parameters(self) -> list[tuple[str, Tensor]]:
+        """Every weight once, by name, in a fixed order."""
+        ...
+
+    def stop_tokens(self) -> frozenset[int]:
+        """Token ids that end a generation."""
+        ...

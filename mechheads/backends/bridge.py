@@ -1,0 +1,285 @@
+"""``TransformerBridge`` behind the back-end interface, and its twin for fast prefill."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from mechheads.backends.base import HookFn, Norm, Shape
+from mechheads.backends.twin import Twin, build_twin, foreign_hooks
+from mechheads.errors import ModelRefused
+
+_WRAP = "_original_component"
+
+
+class BridgeBackend:
+    """A ``TransformerBridge`` as mechheads sees it.
+
+    Args:
+        bridge: The booted bridge.
+        tokenizer: Tokenizer to use; the bridge's own if None.
+        fresh: True if the bridge was booted just now, so hooks it has already are TransformerLens' own.
+    """
+
+    kind = "TransformerBridge"
+
+    def __init__(self, bridge: Any, tokenizer: Any = None, *, fresh: bool = False):
+        self.bridge = bridge
+        self.tokenizer = tokenizer if tokenizer is not None else bridge.tokenizer
+        self.config = bridge.original_model.config
+        self.text_config = self.config.get_text_config()
+        cfg = bridge.cfg
+        self.architecture = str(cfg.architecture)
+        self.shape = Shape(
+            n_layers=cfg.n_layers,
+            n_heads=cfg.n_heads,
+            n_key_value_heads=getattr(cfg, "n_key_value_heads", None) or cfg.n_heads,
+            d_head=cfg.d_head,
+            d_model=cfg.d_model,
+            d_vocab=bridge.unembed.W_U.shape[1],
+            n_ctx=int(cfg.n_ctx),
+        )
+        self._refuse_unusable_layout()
+        weight = bridge.unembed.W_U
+        self.device, self.dtype = weight.device, weight.dtype
+        self.weights = self._describe_weights()
+        self.logit_softcap = getattr(self.text_config, "final_logit_softcapping", None)
+        self.score_softcap = getattr(self.text_config, "attn_logit_softcapping", None)
+        self.flat_qk_norm = self._has_flat_qk_norm()
+        self._own_hooks = foreign_hooks(bridge) if fresh else 0
+        self.twin: Twin | None = build_twin(bridge)
+
+    def _refuse_unusable_layout(self) -> None:
+        """Refuse what TransformerLens cannot run with caches, or what has no attention to take apart."""
+        width = getattr(self.text_config, "word_embed_proj_dim", None)
+        if width is not None and width != self.shape.d_model:
+            raise ModelRefused(
+                f"{self.architecture} projects its embeddings in and out ({width} -> {self.shape.d_model}, the "
+                "OPT-350m layout); TransformerLens cannot capture it, so no head score would be right. "
+                "Use another size of the family."
+            )
+        odd = {
+            t for t in (getattr(self.text_config, "layer_types", None) or [])
+            if t not in ("full_attention", "sliding_attention")
+        }
+        if odd:
+            raise ModelRefused(
+                f"{self.architecture} has layers of type {sorted(odd)}; mechheads takes softmax attention "
+                "layers apart ('full_attention', 'sliding_attention') and cannot score the others."
+            )
+        missing = [i for i, b in enumerate(self.bridge.blocks) if not hasattr(b.attn, "hook_pattern")]
+        if missing:
+            raise ModelRefused(f"{self.architecture}: layers {missing} have no attention pattern to read.")
+
+    def _describe_weights(self) -> str:
+        """``raw``, or ``processed`` after TransformerLens' compatibility mode folded something."""
+        return "processed" if getattr(self.bridge, "compatibility_mode", False) else "raw"
+
+    def _has_flat_qk_norm(self) -> bool:
+        """True where one norm spans all heads' queries (OLMo-2/3), so heads are not independent at q."""
+        norm = getattr(self.bridge.blocks[0].attn, "q_norm", None)
+        weight = getattr(norm, "weight", None)
+        return isinstance(weight, Tensor) and weight.numel() == self.shape.n_heads * self.shape.d_head > (
+            self.shape.d_head
+        )
+
+    # -- running ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def hooks(self, pairs: Sequence[tuple[str, HookFn]]) -> Iterator[None]:
+        """Install hooks by name; removed on exit, whatever happens inside."""
+        if not pairs:
+            yield
+            return
+        wrapped = [(name, lambda t, hook, fn=fn: fn(t)) for name, fn in pairs]
+        with self.bridge.hooks(fwd_hooks=wrapped):
+            yield
+
+    def hooked(self) -> bool:
+        """Whether anybody's hook sits on the model, through TransformerLens or plain PyTorch."""
+        return foreign_hooks(self.bridge) != self._own_hooks
+
+    def new_cache(self, batch: int) -> DynamicCache:
+        """A cache without windows: made without a config it keeps full-length keys on every layer."""
+        return DynamicCache()
+
+    @torch.no_grad()
+    def run(self, tokens: Tensor, mask: Tensor, cache: Any, *, last_only: bool) -> Tensor:
+        """See ``Backend.run``."""
+        extra = {"logits_to_keep": 1} if last_only and self._accepts("logits_to_keep") else {}
+        kwargs: dict[str, Any] = {"attention_mask": mask, **extra}
+        if cache is not None:
+            kwargs |= {"past_key_values": cache, "use_cache": True}
+        logits = self.bridge(tokens, return_type="logits", **kwargs)
+        return logits[:, -1:] if last_only else logits
+
+    def _accepts(self, name: str) -> bool:
+        """Whether the wrapped Hugging Face forward takes an argument."""
+        return name in inspect.signature(type(self.bridge.original_model).forward).parameters
+
+    def fast_prefill(self) -> bool:
+        """The twin is used only while it computes exactly what the hooked model computes."""
+        return self.twin is not None and not self.hooked() and self.twin.in_step()
+
+    @torch.no_grad()
+    def prefill(self, tokens: Tensor, mask: Tensor) -> DynamicCache:
+        """See ``Backend.prefill``."""
+        cache = self.new_cache(tokens.shape[0])
+        if self.twin is not None and self.fast_prefill():
+            self.twin.run(tokens, mask, cache)
+        else:
+            self.run(tokens, mask, cache, last_only=True)
+        return cache
+
+    def select_rows(self, cache: DynamicCache, rows: Tensor) -> DynamicCache:
+        """Keep some rows of the batch, in place."""
+        cache.batch_select_indices(rows)
+        return cache
+
+    def cached_kv(self, cache: DynamicCache, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys (rotated) and values of a layer."""
+        entry = cache.layers[layer]
+        return entry.keys, entry.values
+
+    def cached_keys_are_final(self) -> bool:
+        """Hugging Face caches keys after their norm and rotation."""
+        return True
+
+    # -- queries as multiplied -------------------------------------------------------------------
+
+    def query_hooks(self, layer: int, keep: Callable[[str, Tensor], None]) -> list[tuple[str, HookFn]]:
+        """Hooks that report the query after QK-norm and rotation.
+
+        ``hook_rot_q`` exists but never fires on NeoX and Phi-3, so the rotation is done here from the
+        cosines and sines that the layer received, which do fire on every rotary architecture.
+        """
+        prefix = f"blocks.{layer}.attn."
+        attn = self.bridge.blocks[layer].attn
+        seen: dict[str, Tensor] = {}
+
+        def note(key: str) -> HookFn:
+            def hook(t: Tensor) -> None:
+                seen[key] = t
+
+            return hook
+
+        n_heads, d_head = self.shape.n_heads, self.shape.d_head
+
+        def finish(_: Tensor) -> None:
+            if "normed" in seen:
+                q = seen["normed"]
+                if q.ndim == 3:
+                    q = q.reshape(*q.shape[:2], n_heads, d_head).transpose(1, 2)
+            else:
+                q = seen["q"].transpose(1, 2)
+            if "cos" in seen:
+                q = _rotate(q, seen["cos"], seen["sin"])
+            keep("q", q)
+            seen.clear()
+
+        pairs: list[tuple[str, HookFn]] = [(prefix + "hook_q", note("q"))]
+        if hasattr(attn, "hook_q_normed"):
+            pairs.append((prefix + "hook_q_normed", note("normed")))
+        if hasattr(attn, "hook_cos") and hasattr(self.bridge, "rotary_emb"):
+            pairs += [(prefix + "hook_cos", note("cos")), (prefix + "hook_sin", note("sin"))]
+        return [*pairs, (prefix + "hook_pattern", finish)]
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def W_O(self, layer: int) -> Tensor:
+        """Output projection ``[head d_head d_model]``."""
+        return self.bridge.blocks[layer].attn.W_O
+
+    def b_O(self, layer: int) -> Tensor | None:
+        """Output bias or None; None too where a bias parameter is absent."""
+        return getattr(self.bridge.blocks[layer].attn, "b_O", None)
+
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        """``W_U`` and ``b_U``."""
+        return self.bridge.unembed.W_U, self.bridge.unembed.b_U
+
+    def final_norm(self) -> Norm:
+        """Norm before the unembedding."""
+        return _norm(self.bridge.ln_final)
+
+    def post_norm(self, layer: int) -> tuple[Norm, str] | None:
+        """Norm between the attention output and the residual stream (Gemma-2/3, OLMo-2/3)."""
+        block = self.bridge.blocks[layer]
+        if "ln1_post" not in block._modules:
+            return None
+        return _norm(block.ln1_post), f"blocks.{layer}.ln1_post.hook_scale"
+
+    def window(self, layer: int) -> int | None:
+        """Sliding window of a layer, from the Hugging Face configuration."""
+        config = self.text_config
+        size = getattr(config, "sliding_window", None)
+        if size is None or getattr(config, "use_sliding_window", True) is False:
+            return None
+        types = getattr(config, "layer_types", None)
+        if types is not None and types[layer] != "sliding_attention":
+            return None
+        return int(size)
+
+    def score_scale(self, layer: int) -> float:
+        """Attention scale; ``cfg.attn_scale`` is not filled in by the bridge, the layer knows it."""
+        scaling = getattr(self.bridge.blocks[layer].attn.original_component, "scaling", None)
+        return float(scaling) if scaling is not None else self.shape.d_head**-0.5
+
+    def has_sinks(self) -> bool:
+        """Whether attention rows leave part of their mass to a sink (gpt-oss)."""
+        return hasattr(self.bridge.blocks[0].attn.original_component, "sinks")
+
+    def parameters(self) -> list[tuple[str, Tensor]]:
+        """Live weights by Hugging Face name, each storage once."""
+        seen: set[int] = set()
+        out = []
+        for name, tensor in self.bridge.original_model.state_dict().items():
+            if tensor.data_ptr() not in seen:
+                seen.add(tensor.data_ptr())
+                out.append((name.replace(f".{_WRAP}", ""), tensor))
+        return sorted(out, key=lambda pair: pair[0])
+
+    def stop_tokens(self) -> frozenset[int]:
+        """End tokens of the generation config and the tokenizer."""
+        generation = getattr(self.bridge.original_model, "generation_config", None)
+        found: list[Any] = [getattr(self.tokenizer, "eos_token_id", None)]
+        eos = getattr(generation, "eos_token_id", None)
+        found += list(eos) if isinstance(eos, (list, tuple)) else [eos]
+        return frozenset(int(t) for t in found if t is not None and 0 <= t < self.shape.d_vocab)
+
+
+def _norm(module: Any) -> Norm:
+    """Effective weight and bias of a TransformerLens norm component."""
+    component = module.original_component
+    weight = getattr(component, "weight", None)
+    if weight is not None and module.uses_weight_offset:
+        weight = weight + 1.0
+    centers = not module.uses_rms_norm
+    return Norm(weight, getattr(component, "bias", None) if centers else None, centers)
+
+
+def _rotate(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate ``[batch head pos d_head]`` by halves, over the first dimensions if partial.
+
+    ``cos`` and ``sin`` are ``[batch pos width]``; a half-width pair (gpt-oss) is doubled.
+    """
+    width = cos.shape[-1]
+    if width * 2 == q.shape[-1] and not _is_duplicated(cos):
+        cos, sin, width = cos.repeat(1, 1, 2), sin.repeat(1, 1, 2), width * 2
+    turned, kept = q[..., :width].float(), q[..., width:]
+    a, b = turned.chunk(2, dim=-1)
+    cos, sin = cos[:, None].float(), sin[:, None].float()
+    out = turned * cos + torch.cat([-b, a], dim=-1) * sin
+    return torch.cat([out.to(q.dtype), kept], dim=-1)
+
+
+def _is_duplicated(cos: Tensor) -> bool:
+    """Whether the second half of the last axis repeats the first, as full-width tables do."""
+    a, b = cos.chunk(2, dim=-1) if cos.shape[-1] % 2 == 0 else (cos, None)
+    return b is not None and torch.equal(a, b)

@@ -1,0 +1,231 @@
+"""From an item and a walk through the haystack to a prompt of the length asked for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mechheads.datasets.haystack import Window
+from mechheads.errors import InvalidInput
+from mechheads.trials import Encoder, Encoding, Span
+
+_ATTEMPTS = 5
+_POOL = 24
+_STEP = 4
+_SHORTFALL = 32
+_LONG = 64  # a sentence above this many tokens that does not fit is passed over: it must not end the walk
+
+
+@dataclass(frozen=True)
+class Item:
+    """What one trial asks, before it is hidden in prose.
+
+    A distractor is a sentence worded like the needle about somebody and something else.
+
+    Attributes:
+        needle: Sentence(s) that hold the answer, or None for a control task.
+        question: The question as it stands in the prompt.
+        closing: All that follows the passage; contains ``question`` once.
+        answer: Gold answer.
+        avoid: Words the haystack must not contain in this trial.
+        distractors: Sentences, each with the depth it goes in at.
+        meta: What else the trial should remember (template, name, object, ...).
+    """
+
+    needle: str | None
+    question: str
+    closing: str
+    answer: str
+    avoid: tuple[str, ...]
+    distractors: tuple[tuple[str, float], ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as tokens, its spans, and how it came out.
+
+    Attributes:
+        encoding: The whole prompt.
+        spans: ``question``, and where there are such ``needle``, ``answer_span``, ``distractor``.
+        sentences: Haystack sentence indices in the order they stand in the prompt.
+        depth: Tokens before the needle over all tokens of the passage but its own, or None without one.
+    """
+
+    encoding: Encoding
+    spans: dict[str, tuple[Span, ...]]
+    sentences: tuple[int, ...]
+    depth: float | None
+
+
+def assemble(
+    model: Encoder, item: Item, window: Window | None, *, context_length: int | None, depth: float, chat: bool
+) -> Prompt:
+    """Hide an item in prose so that the whole prompt has ``context_length`` tokens, or a few less.
+
+    Whole haystack sentences are added, never cut. Their token counts are known, so a first choice is nearly
+    right; the encoded prompt corrects it, within about five encodings.
+
+    Args:
+        model: Whose tokenizer counts.
+        item: What is asked.
+        window: This trial's walk through the haystack, or None for a prompt without one.
+        context_length: Tokens of the whole prompt, chat template included.
+        depth: Where the needle goes, from 0 (first) to 1 (last), at the nearest sentence boundary.
+        chat: Put the prompt through the model's chat template.
+
+    Raises:
+        InvalidInput: If the context is too small, or the haystack is too short for it.
+    """
+    bare = _render(model, item, [], [], depth, chat)
+    if window is None or context_length is None:
+        return bare
+    length = len(bare.encoding.tokens)
+    budget = context_length - length
+    target, best, last = budget, None, None
+    for attempt in itertools.count(1):
+        picked = _pick(window, target)
+        if picked is None or picked == last:
+            break
+        last = picked
+        prompt = _render(model, item, picked, window.haystack.sentences, depth, chat)
+        counted = sum(cost for _, cost in picked)
+        spare = context_length - len(prompt.encoding.tokens)
+        if spare >= 0 and (best is None or len(prompt.encoding.tokens) > len(best.encoding.tokens)):
+            best = prompt
+        if spare == 0 or (attempt >= _ATTEMPTS and best is not None):
+            break
+        # spare + counted is what the count should have come to, if the seams cost the same again.
+        target = spare + counted
+        if spare < 0 and attempt >= _ATTEMPTS:
+            target -= _STEP * (attempt - _ATTEMPTS + 1)
+    if best is None:
+        raise InvalidInput(
+            f"context_length={context_length} is too small: the needle, the question and what frames "
+            f"them take {length} tokens here, and at least one haystack sentence must fit as well; "
+            f"use at least {length + 40}."
+        )
+    _check_length(window, best, context_length, budget)
+    return best
+
+
+def _check_length(window: Window, best: Prompt, context_length: int, budget: int) -> None:
+    """Refuse a haystack that ran out."""
+    short = context_length - len(best.encoding.tokens)
+    if short > _SHORTFALL and window.at(len(best.sentences)) is None:
+        raise InvalidInput(
+            f"the haystack {window.haystack.source} is too short: context_length={context_length} needs "
+            f"about {budget} tokens of prose, and its {len(best.sentences)} usable sentences give "
+            f"{budget - short}; "
+            "use a longer text or a smaller context_length."
+        )
+
+
+def _pick(window: Window, target: int) -> list[tuple[int, int]] | None:
+    """Sentences, as ``(index, tokens)``, that come as near to ``target`` tokens as can be from below.
+
+    A run from the window's start, whose last few may be replaced by up to three of those that follow.
+    """
+    run: list[tuple[int, int]] = []
+    total = k = 0
+    while (sentence := window.at(k)) is not None:
+        fits = total + sentence[1] <= target
+        if not fits and (sentence[1] <= _LONG or total + _LONG > target):
+            break
+        if fits:
+            run.append(sentence)
+            total += sentence[1]
+        k += 1
+    ahead = [s for s in (window.at(k + i) for i in range(_POOL)) if s is not None]
+    used = {index for index, _ in run}
+    # A recycled sentence may fill a gap only where nothing fresh is left.
+    ahead = [s for s in ahead if s[0] not in used] or ahead
+    best, gap = run, target - total
+    for dropped, size in itertools.product(range(min(3, len(run)) + 1), (1, 2, 3)):
+        kept = run[: len(run) - dropped]
+        room = target - sum(cost for _, cost in kept)
+        for extra in itertools.combinations(run[len(run) - dropped :] + ahead, size):
+            left = room - sum(cost for _, cost in extra)
+            if 0 <= left < gap:
+                best, gap = kept + list(extra), left
+                if gap == 0:
+                    return best
+    return best or None
+
+
+def _render(
+    model: Encoder,
+    item: Item,
+    picked: Sequence[tuple[int, int]],
+    sentences: Sequence[str],
+    depth: float,
+    chat: bool,
+) -> Prompt:
+    """Encode a prompt and find its spans."""
+    passage, placed = _passage(item, [sentences[i] for i, _ in picked], [cost for _, cost in picked], depth)
+    prompt = passage + item.closing if passage else item.closing.lstrip()
+    encoding = model.encode(prompt, chat=chat)
+    base = encoding.text.find(prompt)
+    if base < 0:
+        raise InvalidInput(
+            "the chat template changed the prompt's text, so the needle cannot be found in it; "
+            "use chat=False."
+        )
+
+    def span(start: int, text: str, what: str) -> Span:
+        return encoding.span_of(base + start, base + start + len(text), what=what)
+
+    spans = {"question": (span(prompt.rindex(item.question), item.question, "question"),)}
+    if others := [span(at, text, "distractor") for name, at, text in placed if name == "distractor"]:
+        spans["distractor"] = _merged(others)
+    achieved = None
+    for at, text in [(at, text) for name, at, text in placed if name == "needle"]:
+        needle = span(at, text, "needle")
+        spans["needle"] = (needle,)
+        achieved = _achieved(span(0, passage, "passage"), needle)
+        if (inside := text.find(item.answer)) >= 0:
+            spans["answer_span"] = (span(at + inside, item.answer, "answer"),)
+    return Prompt(encoding, spans, tuple(i for i, _ in picked), achieved)
+
+
+def _passage(
+    item: Item, texts: Sequence[str], costs: Sequence[int], depth: float
+) -> tuple[str, list[tuple[str, int, str]]]:
+    """The prose with needle and distractors in it, and ``(name, character, text)`` of each of them."""
+    inserts = [("distractor", text, _boundary(costs, at)) for text, at in item.distractors]
+    if item.needle is not None:
+        inserts.append(("needle", item.needle, _boundary(costs, depth)))
+    parts: list[tuple[str, str]] = [("", t) for t in texts]
+    for name, text, boundary in sorted(inserts, key=lambda x: -x[2]):
+        parts.insert(boundary, (name, text))
+    placed, position = [], 0
+    for name, text in parts:
+        if name:
+            placed.append((name, position, text))
+        position += len(text) + 1
+    return " ".join(text for _, text in parts), placed
+
+
+def _merged(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """The spans in order; neighbours that share a token at their seam become one."""
+    out: list[Span] = []
+    for span in sorted(spans):
+        if out and span.start < out[-1].stop:
+            out[-1] = Span(out[-1].start, max(span.stop, out[-1].stop))
+        else:
+            out.append(span)
+    return tuple(out)
+
+
+def _boundary(costs: Sequence[int], depth: float) -> int:
+    """Index of the sentence boundary nearest to ``depth`` of the tokens (the earlier one if two tie)."""
+    ends = [0, *itertools.accumulate(costs)]
+    return min(range(len(ends)), key=lambda b: (abs(ends[b] - depth * ends[-1]), b))
+
+
+def _achieved(passage: Span, needle: Span) -> float | None:
+    """Share of the passage's other tokens that stand before the needle."""
+    before, after = needle.start - passage.start, passage.stop - needle.stop
+    return round(before / (before + after), 4) if before + after else None

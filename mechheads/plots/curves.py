@@ -1,0 +1,300 @@
+"""What is left of a task as more heads are ablated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from mechheads.errors import UnknownName
+from mechheads.plots.describe import describe_curves
+from mechheads.plots.style import (
+    CONTROL_COLOUR,
+    DASHES,
+    PALETTE,
+    SYMBOLS,
+    display_name,
+    fade,
+    interval,
+    number,
+    percent,
+    plain,
+    spread_ticks,
+    template,
+)
+from mechheads.sweep_result import BASELINE, SweepResult
+
+# Axis title with its unit, and whether the metric lives between 0 and 1.
+_METRICS = {
+    "correct": ("Correct answers (proportion)", True),
+    "accuracy": ("Correct answers (proportion)", True),
+    "exact_match": ("Exact match (proportion)", True),
+    "rouge1_recall": ("ROUGE-1 recall (0 to 1)", True),
+    "rouge_l": ("ROUGE-L (0 to 1)", True),
+    "logprob": ("Answer log-probability (nats)", False),
+    "answer_logprob": ("Answer log-probability (nats)", False),
+    "logit_difference": ("Logit difference (logits)", False),
+    "perplexity": ("Perplexity (1 or more)", False),
+}
+_COLUMNS = 3
+
+
+def ablation_curve(
+    sweep: SweepResult,
+    *,
+    metric: str = "correct",
+    tasks: Sequence[str] | str | None = None,
+    rankings: Sequence[str] | str | None = None,
+    level: float = 0.95,
+    n_boot: int = 2000,
+    seed: int = 0,
+    title: str | None = None,
+) -> go.Figure:
+    """Draw the mean of a metric against the number of ablated heads, one panel per task.
+
+    One line per ranking, with the bootstrap interval over trials as a band. Random controls are dashed
+    grey: the line is the mean over draws, the bars run from the lowest to the highest draw. The run
+    without ablation stands at k=0 of every line. Hovering shows value, interval, trials and heads.
+
+    Args:
+        sweep: What to draw.
+        metric: One of ``sweep.metrics``.
+        tasks: Tasks to draw, in that order; all that have the metric if None.
+        rankings: Rankings to draw, in that order; all if None.
+        level: Confidence level.
+        n_boot: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
+        title: Title; a plain one if None.
+
+    Returns:
+        A plotly Figure; it is not shown.
+
+    Raises:
+        UnknownName: If a metric, task or ranking is not in the sweep.
+        InvalidInput: If the metric was not measured there.
+    """
+    wanted_tasks = _chosen("task", tasks, sweep.tasks)
+    wanted = _chosen("ranking", rankings, sweep.rankings or [BASELINE])
+    curve = sweep.curve(metric, level=level, n_boot=n_boot, seed=seed)
+    if tasks is None:
+        wanted_tasks = [t for t in wanted_tasks if (curve["task"] == t).any()]
+    curve = curve[curve["ranking"].isin(wanted) & curve["task"].isin(wanted_tasks)]
+    for task in wanted_tasks:
+        if curve[curve["task"] == task].empty:
+            sweep.curve(metric, task=task, n_boot=2)  # raises, saying what was not measured
+    label, proportion = _metric(sweep, metric)
+    figure = go.Figure()
+    named: set[str] = set()
+    styles = _styles(sweep.rankings or [BASELINE], curve)
+    for i, task in enumerate(wanted_tasks, start=1):
+        for ranking in wanted:
+            rows = curve[(curve["task"] == task) & (curve["ranking"] == ranking)].sort_values("k")
+            if rows.empty:
+                continue
+            heads = _heads(sweep, ranking, task, metric)
+            figure.add_traces(_line(rows, styles[ranking], heads, i, level, legend=ranking not in named))
+            named.add(ranking)
+    _lay_out(figure, wanted_tasks, curve, label, proportion=proportion)
+    bands = f"bands: {percent(level)} bootstrap intervals over trials"
+    if any(styles[r]["control"] for r in named):
+        bands += "; bars: lowest to highest random draw"
+    figure.update_layout(
+        title={"text": plain(title or "Ablating the highest-ranked heads"), "subtitle": {"text": bands}},
+        meta={"description": describe_curves(curve, label, level=level)},
+    )
+    return figure
+
+
+def ablation_curves(sweep: SweepResult, **options: Any) -> go.Figure:
+    """The same as ``ablation_curve``."""
+    return ablation_curve(sweep, **options)
+
+
+def _chosen(kind: str, names: Sequence[str] | str | None, known: list[str]) -> list[str]:
+    """The names asked for, checked; all known ones if None."""
+    if names is None:
+        return list(known)
+    names = [names] if isinstance(names, str) else list(names)
+    for name in names:
+        if name not in known:
+            raise UnknownName(f"{kind} of the sweep", name, known)
+    return names
+
+
+def _metric(sweep: SweepResult, metric: str) -> tuple[str, bool]:
+    """Axis title with unit, and whether values are shares of one."""
+    if metric in _METRICS:
+        return _METRICS[metric]
+    values = sweep.frame.loc[sweep.frame["metric"] == metric, "value"].dropna()
+    proportion = bool(len(values)) and set(values) <= {0.0, 1.0}
+    units = sweep.meta.get("units")
+    unit = str(units.get(metric, "")) if isinstance(units, dict) else ""
+    unit = unit or ("proportion" if proportion else "")
+    return display_name(metric) + (f" ({unit})" if unit else ""), proportion
+
+
+def _styles(rankings: list[str], curve: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Colour, dash and symbol of each ranking; by its place in the sweep, so that subsets keep theirs."""
+    styles: dict[str, dict[str, Any]] = {}
+    free = 0
+    for ranking in rankings:
+        draws = curve.loc[curve["ranking"] == ranking, "n_draws"]
+        n_draws = int(draws.max()) if len(draws) else 1
+        control = n_draws > 1 or ranking.startswith("random")
+        name = display_name(ranking)
+        if control:
+            name += f" ({n_draws} draws)" if n_draws > 1 else ""
+            styles[ranking] = {"colour": CONTROL_COLOUR, "dash": "dash", "symbol": "circle-open"}
+        else:
+            dash = DASHES[free // len(PALETTE) % len(DASHES)]
+            styles[ranking] = {
+                "colour": PALETTE[free % len(PALETTE)], "dash": dash, "symbol": SYMBOLS[free % len(SYMBOLS)],
+            }
+            free += 1
+        styles[ranking] |= {"control": control, "name": name}
+    return styles
+
+
+def _heads(sweep: SweepResult, ranking: str, task: str, metric: str) -> dict[int, list[str]]:
+    """Names of the ablated heads at each k, one text per draw."""
+    frame = sweep.frame
+    rows = frame[(frame["ranking"] == ranking) & (frame["task"] == task) & (frame["metric"] == metric)]
+    rows = rows.drop_duplicates(["k", "draw"]).sort_values(["k", "draw"])
+    heads: dict[int, list[str]] = {}
+    for k, text in zip(rows["k"].tolist(), rows["heads"].tolist(), strict=True):
+        heads.setdefault(k, []).append(text)
+    return heads
+
+
+def _line(
+    rows: pd.DataFrame, style: dict[str, Any], heads: dict[int, list[str]], i: int, level: float, *, legend: bool
+) -> list[go.Scatter]:
+    """Band and line of one ranking in one panel."""
+    name, colour = plain(style["name"]), style["colour"]
+    where = {"xaxis": f"x{i}", "yaxis": f"y{i}", "legendgroup": name}
+    x, y = rows["k"].tolist(), rows["mean"].tolist()
+    traces = []
+    band = _band(rows)
+    if band[0]:
+        traces.append(go.Scatter(
+            x=band[0], y=band[1], mode="lines", line={"width": 0}, fill="toself",
+            fillcolor=fade(colour, 0.16), hoverinfo="skip", showlegend=False, name=f"{name}, interval", **where,
+        ))
+    lines = [f"%{{customdata[{j}]}}" for j in range(5)]
+    line = go.Scatter(
+        x=x, y=y, mode="lines+markers", name=name, showlegend=legend, customdata=_hover(rows, heads, level),
+        line={"color": colour, "width": 2, "dash": style["dash"]},
+        marker={"symbol": style["symbol"], "size": 7, "color": colour}, cliponaxis=False,
+        hovertemplate=f"<b>{name}</b><br>{'<br>'.join(lines)}<extra></extra>", **where,
+    )
+    if style["control"] and (rows["n_draws"] > 1).any():
+        line.error_y = {
+            "type": "data", "symmetric": False, "thickness": 1, "width": 4, "color": colour,
+            "array": (rows["draw_max"] - rows["mean"]).tolist(),
+            "arrayminus": (rows["mean"] - rows["draw_min"]).tolist(),
+        }
+    return [*traces, line]
+
+
+def _band(rows: pd.DataFrame) -> tuple[list[float | None], list[float | None]]:
+    """Outline of the interval, one closed piece per unbroken run of k that has one."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    run: list[tuple[int, float, float]] = []
+    for k, low, high in [*zip(rows["k"], rows["ci_low"], rows["ci_high"], strict=True), (0, np.nan, np.nan)]:
+        if math.isfinite(low) and math.isfinite(high):
+            run.append((k, low, high))
+        elif run:
+            x += [r[0] for r in run] + [r[0] for r in reversed(run)] + [run[0][0], None]
+            y += [r[1] for r in run] + [r[2] for r in reversed(run)] + [run[0][1], None]
+            run = []
+    return x[:-1], y[:-1]
+
+
+def _hover(rows: pd.DataFrame, heads: dict[int, list[str]], level: float) -> list[list[str]]:
+    """Ready texts of each point: heads ablated, value, interval, trials, names."""
+    out = []
+    for row in rows.to_dict("records"):
+        k, draws = row["k"], row["n_draws"]
+        trials = f"{row['n_trials']} trials" + (f", {draws} draws" if draws > 1 else "")
+        if draws > 1:
+            trials += f" (means {number(row['draw_min'])} to {number(row['draw_max'])})"
+        out.append([
+            "no head ablated" if k == 0 else f"{k} head{'s' if k > 1 else ''} ablated",
+            f"mean: {number(row['mean'])}",
+            f"{percent(level)} CI: {interval(row['ci_low'], row['ci_high'])}",
+            trials,
+            _names(heads.get(k, [])),
+        ])
+    return out
+
+
+def _names(draws: list[str]) -> str:
+    """Heads in lines of six, cut after 24; a set that differs from draw to draw is only said to."""
+    texts = [t for t in dict.fromkeys(draws) if t]
+    if not texts:
+        return ""
+    if len(texts) > 1:
+        return "heads differ by draw"
+    names = [n for n in texts[0].replace(",", " ").split() if n]
+    shown = [plain(n) for n in names[:24]]
+    lines = [", ".join(shown[j : j + 6]) for j in range(0, len(shown), 6)]
+    more = f"<br>and {len(names) - 24} more" if len(names) > 24 else ""
+    return "heads: " + ",<br>".join(lines) + more
+
+
+def _lay_out(
+    figure: go.Figure, tasks: list[str], curve: pd.DataFrame, label: str, *, proportion: bool
+) -> None:
+    """Axes, panel titles and size; panels share the range of y."""
+    columns = min(len(tasks), _COLUMNS)
+    lines = math.ceil(len(tasks) / columns)
+    width = 560 if columns == 1 else 340 * columns
+    left, right, top, bottom = 66, 16, 92, 104
+    plot_width, gap = width - left - right, 44
+    panel_width = (plot_width - gap * (columns - 1)) / columns
+    panel_height, row_gap = 260, 86
+    plot_height = lines * panel_height + (lines - 1) * row_gap
+    y_range = [-0.03, 1.03] if proportion else _range(curve)
+    ks = sorted(set(curve["k"].tolist()))
+    pad = 0.03 * (ks[-1] - ks[0]) or 0.5
+    for i, task in enumerate(tasks, start=1):
+        line, column = divmod(i - 1, columns)
+        x0 = column * (panel_width + gap) / plot_width
+        y1 = 1 - line * (panel_height + row_gap) / plot_height
+        domain = [x0, min(x0 + panel_width / plot_width, 1.0)]
+        n = "" if i == 1 else str(i)
+        figure.update_layout({
+            f"xaxis{n}": {
+                "domain": domain, "anchor": f"y{n}", "title": {"text": "Heads ablated (number, k)"},
+                "tickvals": spread_ticks(ks), "range": [ks[0] - pad, ks[-1] + pad], "showgrid": False,
+            },
+            f"yaxis{n}": {
+                "domain": [max(y1 - panel_height / plot_height, 0.0), y1], "anchor": f"x{n}",
+                "range": y_range, "title": {"text": plain(label) if column == 0 else ""},
+                "showticklabels": column == 0, "dtick": 0.2 if proportion else None,
+            },
+        })
+        figure.add_annotation(
+            text=f"<b>{plain(display_name(task))}</b>", x=domain[0], y=y1, xref="paper", yref="paper",
+            xanchor="left", yanchor="bottom", yshift=6, showarrow=False, font={"size": 14},
+        )
+    figure.update_layout(
+        template=template(), width=width, height=top + plot_height + bottom, hovermode="closest",
+        margin={"l": left, "r": right, "t": top, "b": bottom},
+    )
+
+
+def _range(curve: pd.DataFrame) -> list[float] | None:
+    """Common range of y with a little room; None (plotly's own) if nothing is finite."""
+    values = curve[["mean", "ci_low", "ci_high", "draw_min", "draw_max"]].to_numpy(dtype=float)
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return None
+    low, high = float(values.min()), float(values.max())
+    room = 0.06 * (high - low) or 0.5
+    return [low - room, high + room]

@@ -1,0 +1,200 @@
+"""Did the text answer the question, and which tokens said so. Pure functions of text and token ids."""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from mechheads.errors import InvalidInput
+
+# Kana, ideographs and hangul: no spaces between words or, in Korean, words that inflect at the end.
+_CJK = re.compile(
+    "[\u1100-\u11ff\u3005\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    "\U00020000-\U0003ffff]"
+)
+_ARTICLES = frozenset({"a", "an", "the"})
+
+
+class _WideTokenizer:
+    """Words of any script; one token a character for CJK."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """Lower-cased tokens of the text, without punctuation."""
+        spaced: list[str] = []
+        for char in unicodedata.normalize("NFKC", text).casefold():
+            if _CJK.match(char):
+                spaced.append(f" {char} ")
+            else:  # marks are letters' vowels and accents in many scripts, though not \w
+                spaced.append(char if unicodedata.category(char)[0] in "LNM" else " ")
+        return "".join(spaced).split()
+
+
+@lru_cache(maxsize=1)
+def _default_tokenizer() -> Any:
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    return DefaultTokenizer(use_stemmer=True)
+
+
+def _rouge(kind: str, prediction: str, gold: str, cjk: bool) -> Any:
+    """The rouge_score result of one kind, with the tokenizer that fits the gold answer."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    if not gold.strip():
+        raise InvalidInput(f"the gold answer is {gold!r}; give the text that was to be found.")
+    tokenizer = _default_tokenizer()
+    if cjk and not tokenizer.tokenize(gold):
+        tokenizer = _WideTokenizer()
+    return RougeScorer([kind], tokenizer=tokenizer).score(gold, prediction)[kind]
+
+
+def rouge1_recall(prediction: str, gold: str, *, cjk: bool = True) -> float:
+    """Share of the gold answer's words that stand in the prediction.
+
+    ROUGE-1 recall with stemming: ``sum over words of min(count in gold, count in prediction) / words in
+    gold``. A trial passes the published gate if this is above 0.5.
+
+    The published tokenizer knows only ``a-z`` and ``0-9``, so an answer in another script keeps no token and
+    can never pass. With ``cjk=True`` such an answer (and only such a one) is cut into words of any script
+    instead, and into single characters in Chinese, Japanese and Korean.
+
+    Args:
+        prediction: What the model said.
+        gold: What it should have said.
+        cjk: Use the fallback tokenizer where the published one leaves nothing of the gold answer.
+
+    Returns:
+        0 to 1; 0 if the gold answer has no word in either tokenizer.
+
+    Raises:
+        InvalidInput: If the gold answer is empty.
+    """
+    return float(_rouge("rouge1", prediction, gold, cjk).recall)
+
+
+def rougeL_recall(prediction: str, gold: str, *, cjk: bool = True) -> float:
+    """Longest common subsequence of words over the words of the gold answer, 0 to 1.
+
+    Tokens and errors as in ``rouge1_recall``.
+    """
+    return float(_rouge("rougeL", prediction, gold, cjk).recall)
+
+
+def rougeL_f(prediction: str, gold: str, *, cjk: bool = True) -> float:
+    """Harmonic mean of ROUGE-L recall and precision, 0 to 1.
+
+    It falls with the length of the prediction: a right answer in a full sentence scores low.
+    Tokens and errors as in ``rouge1_recall``.
+    """
+    return float(_rouge("rougeL", prediction, gold, cjk).fmeasure)
+
+
+def normalise(text: str) -> str:
+    """Text without case, punctuation, articles and repeated spaces (the SQuAD rule, for any script).
+
+    Articles stay if nothing else would.
+    """
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    bare = "".join(
+        c for c in folded if c not in string.punctuation and not unicodedata.category(c).startswith("P")
+    )
+    words = bare.split()
+    return " ".join([w for w in words if w not in _ARTICLES] or words)
+
+
+def exact_match(prediction: str, gold: str) -> bool:
+    """Whether both are the same text after ``normalise``.
+
+    Raises:
+        InvalidInput: If the gold answer is empty.
+    """
+    if not gold.strip():
+        raise InvalidInput(f"the gold answer is {gold!r}; give the text that was to be found.")
+    wanted = normalise(gold)
+    # An answer of punctuation alone is compared as it stands.
+    return normalise(prediction) == wanted if wanted else prediction.strip() == gold.strip()
+
+
+def contains_answer(prediction: str, gold: str) -> bool:
+    """Whether the gold answer stands in the prediction as a run of whole words, in any case.
+
+    ``5`` is not in ``15``, ``3.5`` or ``-5``; CJK text has no word borders, so there any place counts.
+
+    Raises:
+        InvalidInput: If the gold answer is empty.
+    """
+    words = unicodedata.normalize("NFKC", gold).casefold().split()
+    if not words:
+        raise InvalidInput(f"the gold answer is {gold!r}; give the text that was to be found.")
+    run = r"\s+".join(map(re.escape, words))
+    before = _border(words[0][0], r"(?<!\w)", r"(?<!\d[.,])(?<!(?<!\w)[-\u2212])")
+    after = _border(words[-1][-1], r"(?!\w)", r"(?![.,]\d)")
+    folded = unicodedata.normalize("NFKC", prediction).casefold()
+    return re.search(before + run + after, folded) is not None
+
+
+def _border(edge: str, word: str, number: str) -> str:
+    """What must hold beside the outermost character of an answer."""
+    if _CJK.match(edge) or re.match(r"\W", edge):
+        return ""
+    return word + (number if edge.isdigit() else "")
+
+
+def find_answer_tokens(
+    generated_pieces: Sequence[str],
+    generated_ids: Sequence[int],
+    answer_ids_variants: Sequence[Sequence[int]],
+    answer: str,
+) -> tuple[int, ...]:
+    """Indices of the generated tokens that said the answer.
+
+    First the earliest place where any tokenised form of the answer stands token for token (of several at
+    the same place, the longest). Failing that, the first place where the answer stands, in any case, in the
+    joined pieces; then every token that overlaps it, even in part.
+
+    Args:
+        generated_pieces: Decoded text of each generated token; together they make the generated text.
+        generated_ids: Token ids, one per piece.
+        answer_ids_variants: Token ids of the answer in each form it may take (with a leading space, ...).
+        answer: The gold answer as text.
+
+    Returns:
+        Rising indices into the generated tokens; empty if the answer was not said.
+
+    Raises:
+        InvalidInput: If the answer is empty, or pieces and ids differ in number.
+    """
+    if not answer.strip():
+        raise InvalidInput(f"the gold answer is {answer!r}; give the text that was to be found.")
+    if len(generated_pieces) != len(generated_ids):
+        raise InvalidInput(
+            f"there are {len(generated_pieces)} pieces but {len(generated_ids)} token ids; "
+            "give one piece per token."
+        )
+    ids = list(generated_ids)
+    variants = sorted((list(v) for v in answer_ids_variants if len(v)), key=len, reverse=True)
+    for start in range(len(ids)):
+        for variant in variants:
+            if ids[start : start + len(variant)] == variant:
+                return tuple(range(start, start + len(variant)))
+    return _overlapping(generated_pieces, answer)
+
+
+def _overlapping(pieces: Sequence[str], answer: str) -> tuple[int, ...]:
+    """Indices of the pieces that overlap the first case-insensitive place of the answer."""
+    # Folding may change a text's length, so it is done piece by piece to keep track of who wrote what.
+    folded = [piece.casefold() for piece in pieces]
+    wanted = answer.strip().casefold()
+    start = "".join(folded).find(wanted)
+    if start < 0:
+        return ()
+    stop, at, hit = start + len(wanted), 0, []
+    for index, piece in enumerate(folded):
+        if at < stop and at + len(piece) > start and piece:
+            hit.append(index)
+        at += len(piece)
+    return tuple(range(hit[0], hit[-1] + 1))

@@ -1,0 +1,37 @@
+"""Shared by all tests: shapes and types checked while they run, no model hub, the real model on request."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+# Nothing here may need a network: a test that asks the hub for something fails at once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Before the first import of the package, or the modules already imported stay unchecked.
+install_import_hook("mechheads", "beartype.beartype")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests of the second environment in the first one."""
+    if version("transformer-lens").startswith("3."):
+        return
+    skip = pytest.mark.skip(reason="needs TransformerLens 3.9: run `make test`")
+    for item in items:
+        if "tl3" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """Folder of the converted SmolLM2; a missing one fails the test rather than skip it silently."""
+    from mechheads.smollm2 import GET_COMMAND, smollm2_path
+
+    folder = smollm2_path()
+    if folder is None:
+        pytest.fail(f"SmolLM2 is not converted yet: run `{GET_COMMAND}`, or leave out with -m 'not smollm2'.")
+    return folder
