@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,10 @@ from mechheads.errors import InvalidInput, UnknownName
 from mechheads.trials import Encoding, TrialSet
 
 WITH_NEEDLE = ("passkey", "facts", "landmarks")
-DIGESTS = [("passkey", "0"), ("facts", "0"), ("landmarks", "0"), ("recall", "0"), ("arithmetic", "0")]
+DIGESTS = [
+    ("passkey", "a890242f1b19"), ("facts", "53fea26d0bbe"), ("landmarks", "fe68947ebb64"),
+    ("recall", "bf23e1551234"), ("arithmetic", "0c9913c058c1"),
+]
 
 
 class Words:
@@ -91,16 +95,16 @@ def test_length_and_spans(kind, encoder, chat):
         if kind in WITH_NEEDLE:
             assert trial.meta["needle"] in text_of(model, trial, "needle")
             assert len(text_of(model, trial, "needle")) <= len(trial.meta["needle"]) + 6
-            assert trial.answer in text_of(model, trial, "answer_span")
-            assert len(text_of(model, trial, "answer_span")) <= len(trial.answer) + 4
+            assert trial.meta["answer"] in text_of(model, trial, "answer_span")
+            assert len(text_of(model, trial, "answer_span")) <= len(trial.meta["answer"]) + 4
             assert set(trial.positions("answer_span")) <= set(trial.positions("needle"))
 
 
 def test_passkey_wording():
     model = Words()
     trial = needles("passkey", model, n=2)[0]
-    assert re.fullmatch(r"[1-9]\d{4}", trial.answer)
-    assert trial.meta["needle"] == f"The pass key is {trial.answer}. Remember it."
+    assert re.fullmatch(r"[1-9]\d{4}", trial.meta["answer"])
+    assert trial.meta["needle"] == "The pass key is {}. Remember it.".format(trial.meta["answer"])
     assert text_of(model, trial).endswith("\n\nQuestion: What is the pass key?\nAnswer: The pass key is")
 
 
@@ -192,8 +196,8 @@ def test_distractors(kind, encoder):
         assert not set(trial.positions("distractor")) >= set(trial.positions("needle"))
         for sentence in trial.meta["distractors"]:
             assert sentence in text
-            assert mentions(trial.answer, sentence) == 0
-        assert mentions(trial.answer, text_of(model, trial)) == 1
+            assert mentions(trial.meta["answer"], sentence) == 0
+        assert mentions(trial.meta["answer"], text_of(model, trial)) == 1
 
 
 def test_too_few_trials_for_the_distractors():
@@ -205,7 +209,7 @@ def test_too_few_trials_for_the_distractors():
 def test_answer_stands_in_the_needle_alone(kind):
     model = Words()
     for trial in needles(kind, model, n=30, context_length=400, seed=5):
-        assert mentions(trial.answer, text_of(model, trial)) == 1
+        assert mentions(trial.meta["answer"], text_of(model, trial)) == 1
         assert trial.meta["haystack_left_out"] == []
 
 
@@ -218,7 +222,7 @@ def test_answer_of_a_control_is_not_in_the_context(make, chat):
     assert max(len(t.tokens) for t in short) < 80
     assert [t.answer for t in short] == [t.answer for t in long]
     for trial in [*short, *long]:
-        assert mentions(trial.answer, text_of(model, trial)) == 0
+        assert mentions(trial.meta["answer"], text_of(model, trial)) == 0
         assert set(trial.spans) == {"question"}
         assert trial.meta["needle"] is None and trial.meta["depth"] is None
     assert all(292 <= len(t.tokens) <= 300 for t in long)
@@ -231,7 +235,7 @@ def test_arithmetic_is_right():
         assert len(solved) == 3
         assert all(int(a) + int(b) == int(c) for a, b, c in solved)
         a, b = re.findall(r"\d", trial.meta["question"])
-        assert int(a) + int(b) == int(trial.answer)
+        assert int(a) + int(b) == int(trial.meta["answer"])
 
 
 def test_needles_reaches_the_controls():
@@ -316,7 +320,7 @@ def test_sentences_with_the_answer_are_left_out_and_recorded(tmp_path):
     model = Words()
     trials = needles("facts", model, n=12, context_length=900, haystack=path, template="keep")
     for trial in trials:
-        assert mentions(trial.answer, text_of(model, trial)) == 1
+        assert mentions(trial.meta["answer"], text_of(model, trial)) == 1
     assert any(f"Every {t.answer} was locked." in t.meta["haystack_left_out"] for t in trials)
 
 
@@ -393,7 +397,7 @@ def test_unknown_kind_and_template_name_their_neighbours():
     ({"template": {"needle": "Same.", "question": "What?", "answer": "{key}"}}, "only 1 of 60 needles"),
     ({"template": {"needle": "It is {key}.", "question": "What?", "answer": "x"}}, r"answers \['x'\]"),
 ])
-def test_refused(options, message):
+def test_refused(options: dict[str, Any], message: str):
     with pytest.raises(InvalidInput, match=message):
         needles("passkey", Words(n_ctx=2048), **options)
 
@@ -407,7 +411,8 @@ def test_more_trials_than_distinct_needles(kind, n):
 
 
 def test_controls_take_no_depth_and_no_template():
-    for options in ({"depth": 0.5}, {"template": "keep"}):
+    refused: list[dict[str, Any]] = [{"depth": 0.5}, {"template": "keep"}]
+    for options in refused:
         with pytest.raises(InvalidInput, match="'recall' has no needle"):
             needles("recall", Words(), **options)
 
@@ -438,3 +443,21 @@ def test_a_template_that_rewrites_the_prompt_is_refused():
 
     with pytest.raises(InvalidInput, match="chat template changed the prompt's text"):
         needles("passkey", Upper(), n=2, chat=True)
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_real_tokenizer(kind, smollm2_folder):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(smollm2_folder / "tokenizer.json"))
+
+    class Real:
+        def encode(self, text: str, *, chat: bool = False) -> Encoding:
+            out = tokenizer.encode(text)
+            return Encoding(text, tuple(out.ids), tuple(out.offsets))
+
+    for trial in needles(kind, Real(), n=20, context_length=300):
+        assert 296 <= len(trial.tokens) <= 300
+        for name in set(trial.spans) & {"needle", "question"}:
+            start, stop = trial.spans[name][0].start, trial.spans[name][0].stop
+            assert tokenizer.decode(list(trial.tokens[start:stop])).strip() == trial.meta[name]

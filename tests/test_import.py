@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -121,6 +122,13 @@ def test_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="module 'mechheads' has no attribute 'locos'"):
         mh.locos  # noqa: B018
     assert not hasattr(mh, "_ipython_display_")
+
+
+def test_types_are_checked_while_tests_run() -> None:
+    from mechheads.smollm2 import get_smollm2
+
+    with pytest.raises(jaxtyping.TypeCheckError):
+        get_smollm2(force="yes")  # type: ignore[arg-type]
 
 
 def test_version_is_that_of_the_distribution() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Shape:
     n_ctx: int
 
 
+@runtime_checkable
 class Backend(Protocol):
     """How the rest of mechheads talks to a TransformerLens model.
 
@@ -57,6 +58,7 @@ class Backend(Protocol):
     dtype: torch.dtype
     weights: str
     flat_qk_norm: bool
+    twin: Any
     logit_softcap: float | None
     score_softcap: float | None
 

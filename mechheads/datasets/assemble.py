@@ -177,7 +177,8 @@ def _render(
     def span(start: int, text: str, what: str) -> Span:
         return encoding.span_of(base + start, base + start + len(text), what=what)
 
-    spans = {"question": (span(prompt.rindex(item.question), item.question, "question"),)}
+    spans: dict[str, tuple[Span, ...]] = {}
+    spans["question"] = (span(prompt.rindex(item.question), item.question, "question"),)
     if others := [span(at, text, "distractor") for name, at, text in placed if name == "distractor"]:
         spans["distractor"] = _merged(others)
     achieved = None

@@ -74,7 +74,7 @@ class Haystack:
             InvalidInput: If the path is absent, holds no text, or is not UTF-8.
         """
         if path is None:
-            text = resources.files(__package__).joinpath(SHIPPED).read_text(encoding="utf-8")
+            text = resources.files("mechheads.datasets").joinpath(SHIPPED).read_text(encoding="utf-8")
             return cls(tuple(split_sentences(text)), "shipped", True)
         path = Path(path)
         if path.is_dir():

@@ -60,8 +60,8 @@ def _others(part: Sequence[dict[str, str]], k: int, wanted: int) -> list[dict[st
             used.update(fields.values())
     if len(chosen) < wanted:
         raise InvalidInput(
-            f"distractors={wanted}: a split of {len(part)} trials gives only {len(chosen)} that share no word "
-            "with a trial's needle; use a larger n or fewer distractors."
+            f"distractors={wanted}: a split of {len(part)} trials gives only {len(chosen)} that share no "
+            "word with a trial's needle; use a larger n or fewer distractors."
         )
     return chosen
 

@@ -46,9 +46,9 @@ def needles(
     Control tasks, whose answer is not in the context (see ``recall`` and ``arithmetic``).
 
     Spans are ``needle``, ``answer_span`` (the answer within the needle, where it stands there literally),
-    ``question`` and ``distractor``. ``meta`` holds the kind, the depth and the context length requested and achieved, the texts
-    of needle, question and answer, and what was done to the haystack. The same arguments and tokenizer give
-    the same trials on every machine.
+    ``question`` and ``distractor``. ``meta`` holds the kind, the depth and the context length requested and
+    achieved, the texts of needle, question and answer, and what was done to the haystack. The same arguments
+    and tokenizer give the same trials on every machine.
 
     Args:
         kind: One of ``KINDS``.

@@ -64,7 +64,7 @@ def closing(question: str, prefix: str, hint: str, *, chat: bool) -> str:
 
 @cache
 def _data(name: str) -> Any:
-    return json.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    return json.loads(resources.files("mechheads.datasets").joinpath(name).read_text(encoding="utf-8"))
 
 
 def pool(name: str) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from mechheads.errors import UnknownName
+from mechheads.errors import InvalidInput, UnknownName
 from mechheads.plots.describe import describe_curves
 from mechheads.plots.style import (
     CONTROL_COLOUR,
@@ -34,12 +34,13 @@ _METRICS = {
     "accuracy": ("Correct answers (proportion)", True),
     "exact_match": ("Exact match (proportion)", True),
     "rouge1_recall": ("ROUGE-1 recall (0 to 1)", True),
-    "rouge_l": ("ROUGE-L (0 to 1)", True),
+    "rougeL_f": ("ROUGE-L F1 (0 to 1)", True),
     "logprob": ("Answer log-probability (nats)", False),
     "answer_logprob": ("Answer log-probability (nats)", False),
     "logit_difference": ("Logit difference (logits)", False),
     "perplexity": ("Perplexity (1 or more)", False),
 }
+_CONTROL_DASHES = ("dash", "dot", "dashdot")
 _COLUMNS = 3
 
 
@@ -75,16 +76,16 @@ def ablation_curve(
 
     Raises:
         UnknownName: If a metric, task or ranking is not in the sweep.
-        InvalidInput: If the metric was not measured there.
+        InvalidInput: If the metric was not measured there, or the tasks or rankings asked for are none.
     """
     wanted_tasks = _chosen("task", tasks, sweep.tasks)
     wanted = _chosen("ranking", rankings, sweep.rankings or [BASELINE])
     curve = sweep.curve(metric, level=level, n_boot=n_boot, seed=seed)
     if tasks is None:
         wanted_tasks = [t for t in wanted_tasks if (curve["task"] == t).any()]
-    curve = curve[curve["ranking"].isin(wanted) & curve["task"].isin(wanted_tasks)]
+    curve = curve.loc[curve["ranking"].isin(wanted) & curve["task"].isin(wanted_tasks)]
     for task in wanted_tasks:
-        if curve[curve["task"] == task].empty:
+        if curve.loc[curve["task"] == task].empty:
             sweep.curve(metric, task=task, n_boot=2)  # raises, saying what was not measured
     label, proportion = _metric(sweep, metric)
     figure = go.Figure()
@@ -92,7 +93,7 @@ def ablation_curve(
     styles = _styles(sweep.rankings or [BASELINE], curve)
     for i, task in enumerate(wanted_tasks, start=1):
         for ranking in wanted:
-            rows = curve[(curve["task"] == task) & (curve["ranking"] == ranking)].sort_values("k")
+            rows = curve.loc[(curve["task"] == task) & (curve["ranking"] == ranking)].sort_values("k")
             if rows.empty:
                 continue
             heads = _heads(sweep, ranking, task, metric)
@@ -103,7 +104,7 @@ def ablation_curve(
     if any(styles[r]["control"] for r in named):
         bands += "; bars: lowest to highest random draw"
     figure.update_layout(
-        title={"text": plain(title or "Ablating the highest-ranked heads"), "subtitle": {"text": bands}},
+        title={"text": plain(_title(sweep) if title is None else title), "subtitle": {"text": bands}},
         meta={"description": describe_curves(curve, label, level=level)},
     )
     return figure
@@ -114,11 +115,19 @@ def ablation_curves(sweep: SweepResult, **options: Any) -> go.Figure:
     return ablation_curve(sweep, **options)
 
 
+def _title(sweep: SweepResult) -> str:
+    model = sweep.meta.get("model")
+    name = str(model.get("name", "")) if isinstance(model, dict) else ""
+    return "Ablating the highest-ranked heads" + (f", {name}" if name else "")
+
+
 def _chosen(kind: str, names: Sequence[str] | str | None, known: list[str]) -> list[str]:
     """The names asked for, checked; all known ones if None."""
     if names is None:
         return list(known)
-    names = [names] if isinstance(names, str) else list(names)
+    names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    if not names:
+        raise InvalidInput(f"no {kind} is left to draw; give some of {', '.join(known)}, or None for all.")
     for name in names:
         if name not in known:
             raise UnknownName(f"{kind} of the sweep", name, known)
@@ -140,7 +149,7 @@ def _metric(sweep: SweepResult, metric: str) -> tuple[str, bool]:
 def _styles(rankings: list[str], curve: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Colour, dash and symbol of each ranking; by its place in the sweep, so that subsets keep theirs."""
     styles: dict[str, dict[str, Any]] = {}
-    free = 0
+    free = controls = 0
     for ranking in rankings:
         draws = curve.loc[curve["ranking"] == ranking, "n_draws"]
         n_draws = int(draws.max()) if len(draws) else 1
@@ -148,7 +157,11 @@ def _styles(rankings: list[str], curve: pd.DataFrame) -> dict[str, dict[str, Any
         name = display_name(ranking)
         if control:
             name += f" ({n_draws} draws)" if n_draws > 1 else ""
-            styles[ranking] = {"colour": CONTROL_COLOUR, "dash": "dash", "symbol": "circle-open"}
+            styles[ranking] = {
+                "colour": CONTROL_COLOUR, "dash": _CONTROL_DASHES[controls % 3],
+                "symbol": f"{SYMBOLS[controls % 3]}-open",
+            }
+            controls += 1
         else:
             dash = DASHES[free // len(PALETTE) % len(DASHES)]
             styles[ranking] = {
@@ -162,8 +175,8 @@ def _styles(rankings: list[str], curve: pd.DataFrame) -> dict[str, dict[str, Any
 def _heads(sweep: SweepResult, ranking: str, task: str, metric: str) -> dict[int, list[str]]:
     """Names of the ablated heads at each k, one text per draw."""
     frame = sweep.frame
-    rows = frame[(frame["ranking"] == ranking) & (frame["task"] == task) & (frame["metric"] == metric)]
-    rows = rows.drop_duplicates(["k", "draw"]).sort_values(["k", "draw"])
+    here = (frame["ranking"] == ranking) & (frame["task"] == task) & (frame["metric"] == metric)
+    rows = frame.loc[here].drop_duplicates(["k", "draw"]).sort_values(["k", "draw"])
     heads: dict[int, list[str]] = {}
     for k, text in zip(rows["k"].tolist(), rows["heads"].tolist(), strict=True):
         heads.setdefault(k, []).append(text)
@@ -171,7 +184,13 @@ def _heads(sweep: SweepResult, ranking: str, task: str, metric: str) -> dict[int
 
 
 def _line(
-    rows: pd.DataFrame, style: dict[str, Any], heads: dict[int, list[str]], i: int, level: float, *, legend: bool
+    rows: pd.DataFrame,
+    style: dict[str, Any],
+    heads: dict[int, list[str]],
+    i: int,
+    level: float,
+    *,
+    legend: bool,
 ) -> list[go.Scatter]:
     """Band and line of one ranking in one panel."""
     name, colour = plain(style["name"]), style["colour"]
@@ -182,7 +201,8 @@ def _line(
     if band[0]:
         traces.append(go.Scatter(
             x=band[0], y=band[1], mode="lines", line={"width": 0}, fill="toself",
-            fillcolor=fade(colour, 0.16), hoverinfo="skip", showlegend=False, name=f"{name}, interval", **where,
+            fillcolor=fade(colour, 0.16), hoverinfo="skip", showlegend=False, name=f"{name}, interval",
+            **where,
         ))
     lines = [f"%{{customdata[{j}]}}" for j in range(5)]
     line = go.Scatter(
@@ -204,8 +224,9 @@ def _band(rows: pd.DataFrame) -> tuple[list[float | None], list[float | None]]:
     """Outline of the interval, one closed piece per unbroken run of k that has one."""
     x: list[float | None] = []
     y: list[float | None] = []
-    run: list[tuple[int, float, float]] = []
-    for k, low, high in [*zip(rows["k"], rows["ci_low"], rows["ci_high"], strict=True), (0, np.nan, np.nan)]:
+    run: list[tuple[float, float, float]] = []
+    points = rows[["k", "ci_low", "ci_high"]].to_numpy(dtype=float).tolist()
+    for k, low, high in [*points, (np.nan, np.nan, np.nan)]:
         if math.isfinite(low) and math.isfinite(high):
             run.append((k, low, high))
         elif run:

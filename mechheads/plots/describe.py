@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from mechheads.errors import InvalidInput
-from mechheads.plots.style import display_name, interval, number, percent
+from mechheads.plots.style import display_name, interval, number, percent, plural
 from mechheads.scores import HeadScores
 from mechheads.sweep_result import SweepResult
 
@@ -28,13 +30,15 @@ def describe(what: go.Figure | HeadScores | SweepResult) -> str:
         metric = what.metrics[0]
         return describe_curves(what.curve(metric), display_name(metric), level=0.95)
     if isinstance(what, go.Figure):
-        meta = what.layout.meta
+        layout: Any = what.layout
+        meta = layout.meta
         if isinstance(meta, dict) and meta.get("description"):
             return str(meta["description"])
-        title = what.layout.title.text
+        title = layout.title.text
         return f"Figure: {title}." if title else f"Figure without a title, with {len(what.data)} traces."
     raise InvalidInput(
-        f"cannot describe a {type(what).__name__}; give a plotly Figure, HeadScores or a SweepResult."
+        f"cannot describe a value of type {type(what).__name__}; "
+        "give a plotly Figure, HeadScores or a SweepResult."
     )
 
 
@@ -42,10 +46,11 @@ def describe_scores(scores: HeadScores, frame: pd.DataFrame, *, level: float) ->
     """The sentence of a heatmap, from the frame that it draws (``HeadScores.to_frame``)."""
     unit = f" ({scores.unit})" if scores.unit else ""
     text = (
-        f"Heatmap of {display_name(scores.method)} scores{unit} of {len(frame)} attention heads, "
-        f"{scores.n_layers} layers by {scores.n_heads} heads, mean over {scores.n_kept} trials."
+        f"Heatmap of {display_name(scores.method)} scores{unit} of {plural(len(frame), 'attention head')} "
+        f"({plural(scores.n_layers, 'layer')} by {plural(scores.n_heads, 'head')}), "
+        f"mean over {plural(scores.n_kept, 'trial')}."
     )
-    ranked = frame[np.isfinite(frame["score"])].sort_values("rank")
+    ranked = frame.loc[np.isfinite(frame["score"])].sort_values("rank")
     if ranked.empty:
         return f"{text} No head has a defined score."
     top = ranked.iloc[0]
@@ -59,11 +64,13 @@ def describe_scores(scores: HeadScores, frame: pd.DataFrame, *, level: float) ->
         last = ranked.iloc[-1]
         text += f"; the lowest is {last['label']} with {number(last['score'])}"
     undefined = len(frame) - len(ranked)
-    return f"{text}." + (f" {undefined} heads have no defined score." if undefined else "")
+    return f"{text}." + (f" Undefined: {plural(undefined, 'head')}." if undefined else "")
 
 
 def describe_curves(curve: pd.DataFrame, metric: str, *, level: float) -> str:
     """The sentences of an ablation curve, from ``SweepResult.curve``."""
+    if metric[1:2].islower():  # not an acronym, so it may stand inside a sentence
+        metric = metric[:1].lower() + metric[1:]
     text = [f"Curves of {metric} against the number of ablated heads, with {percent(level)} intervals."]
     for task, of_task in curve.groupby("task", sort=False):
         parts = []

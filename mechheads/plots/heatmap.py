@@ -24,6 +24,7 @@ from mechheads.plots.style import (
     number,
     percent,
     plain,
+    plural,
     template,
 )
 from mechheads.scores import HeadScores
@@ -38,7 +39,7 @@ def head_heatmap(
     heads: Any = None,
     title: str | None = None,
     ci: bool = True,
-    limit: float | None = None,
+    limit: int | float | None = None,
     top: int = 0,
     level: float = 0.95,
 ) -> go.Figure:
@@ -72,7 +73,7 @@ def score_heatmaps(
     heads: Any = None,
     title: str | None = None,
     ci: bool = True,
-    limit: float | None = None,
+    limit: int | float | None = None,
     top: int = 0,
     level: float = 0.95,
 ) -> go.Figure:
@@ -108,12 +109,13 @@ def score_heatmaps(
             name = f"Top {top} of each score" if len(panels) > 1 else f"Top {top}"
             figure.add_trace(_outline(panel.top(top), name, i, dash="solid", legend=first))
         if len(outlined):
-            figure.add_trace(_outline(outlined, "Chosen heads", i, dash="dot" if top else "solid", legend=first))
+            dash = "dot" if top else "solid"
+            figure.add_trace(_outline(outlined, "Chosen heads", i, dash=dash, legend=first))
         figure.update_layout(_axes(panel, i, domain))
         if len(panels) > 1:
             figure.add_annotation(
-                text=f"<b>{plain(display_name(panel.method))}</b>", x=domain[0], y=1, xref="paper", yref="paper",
-                xanchor="left", yanchor="bottom", yshift=4, showarrow=False, font={"size": 14},
+                text=f"<b>{plain(display_name(panel.method))}</b>", x=domain[0], y=1, xref="paper",
+                yref="paper", xanchor="left", yanchor="bottom", yshift=4, showarrow=False, font={"size": 14},
             )
         descriptions.append(describe_scores(panel, frame, level=level))
     figure.update_layout(
@@ -138,7 +140,7 @@ def _panel_traces(
     i: int,
     domain: tuple[float, float],
     *,
-    limit: float | None,
+    limit: int | float | None,
     level: float,
 ) -> list[go.Heatmap]:
     """The heatmap of the defined heads, and a grey one of the others if there are any."""
@@ -176,13 +178,15 @@ def _panel_traces(
     return traces
 
 
-def _limit(z: np.ndarray, limit: float | None) -> float:
+def _limit(z: np.ndarray, limit: int | float | None) -> float:
     """End of the colour bar: the one asked for, or the largest magnitude (1 if all is zero or undefined)."""
     if limit is None:
         finite = np.abs(z[np.isfinite(z)])
         return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
     if not (math.isfinite(limit) and limit > 0):
-        raise InvalidInput(f"limit is {limit!r}; give the score at the end of the colour bar, a number above 0.")
+        raise InvalidInput(
+            f"limit is {limit!r}; give the score at the end of the colour bar, a number above 0."
+        )
     return float(limit)
 
 
@@ -192,7 +196,7 @@ def _hover(frame: pd.DataFrame, unit: str, level: float) -> np.ndarray:
     unit = f" {plain(unit)}" if unit else ""
     rows = []
     for row in frame.to_dict("records"):
-        trials = f"{row['n_trials']} trials" if row["n_trials"] != 1 else "1 trial"
+        trials = plural(row["n_trials"], "trial")
         if not math.isfinite(row["score"]):
             texts = ["score: undefined", "no kept trial defines it", "no rank", trials]
             rows.append([row["label"], *(texts if "ci_low" in row else texts[:1] + texts[2:])])
@@ -235,7 +239,9 @@ def _axes(scores: HeadScores, i: int, domain: tuple[float, float]) -> dict[str, 
     }
 
 
-def _layout(panels: list[HeadScores], *, with_legend: bool) -> tuple[list[tuple[float, float]], dict[str, Any]]:
+def _layout(
+    panels: list[HeadScores], *, with_legend: bool
+) -> tuple[list[tuple[float, float]], dict[str, Any]]:
     """Domain of each panel on the paper's width, and the size of the figure in pixels."""
     most = 420 if len(panels) == 1 else 340
     widths = [min(max(30 * p.n_heads, 240), most) for p in panels]
@@ -263,8 +269,8 @@ def _title(panels: list[HeadScores], title: str | None) -> dict[str, Any]:
         what = display_name(panels[0].method) if len(panels) == 1 else "Head scores"
         title = f"{what}, {models.pop()}" if len(models) == 1 else what
     counts = sorted({p.n_kept for p in panels})
-    trials = f"mean over {counts[0]} trials" if len(counts) == 1 else f"mean over {counts[0]} to {counts[-1]} trials"
-    return {"text": plain(title), "subtitle": {"text": trials}}
+    trials = plural(counts[0], "trial") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} trials"
+    return {"text": plain(title), "subtitle": {"text": f"mean over {trials}"}}
 
 
 def _model_name(scores: HeadScores) -> str:

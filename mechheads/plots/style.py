@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-# Okabe and Ito's palette, which stays distinct under all common forms of colour blindness. Ordered so that the
-# first colours differ in lightness as well; its yellow is left out (too pale for a line on white).
+# Okabe and Ito's palette, which stays distinct under all common forms of colour blindness; its yellow is
+# left out (too pale for a line on white).
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # Line patterns that go with the colours: told apart in grey print too.
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -33,6 +33,13 @@ DIVERGING: list[list[float | str]] = [
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 FONT_SIZE = 13
 SMALL = 12
+# The mark of an empty cell: an en dash.
+MISSING = "\u2013"
+
+_BUTTONS = (
+    "zoom2d", "pan2d", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "toggleSpikelines",
+    "hoverClosestCartesian", "hoverCompareCartesian", "sendChartToCloud",
+)
 
 _DISPLAY = {
     "locos": "LOCOS",
@@ -75,6 +82,9 @@ def template() -> go.layout.Template:
             },
             "hoverlabel": {"font": {"family": FONT, "size": FONT_SIZE}, "align": "left", "namelength": -1},
             "margin": {"l": 60, "r": 20, "t": 64, "b": 56},
+            # Only "save picture" and "reset" stay: the full bar would cover the title,
+            # and its button to upload the data has no place in a tool that works offline.
+            "modebar": {"remove": list(_BUTTONS), "bgcolor": "rgba(0,0,0,0)", "color": "#8A8A8A"},
         }
     )
 
@@ -94,10 +104,19 @@ def display_name(name: str) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number with that many significant digits and a true minus; an en dash if it is not finite."""
+    """A number with that many significant digits and a true minus; an en dash if it is not finite.
+
+    From 1000 to a million all digits before the point are written out.
+    """
     if not math.isfinite(value):
-        return "–"  # noqa: RUF001 - the mark for an empty cell
-    return f"{value:.{digits}g}".replace("-", "−")  # noqa: RUF001 - as plotly writes its ticks
+        return MISSING
+    text = f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.{digits}g}"
+    return text.replace("-", "\u2212")
+
+
+def plural(n: int, noun: str) -> str:
+    """``"1 trial"``, ``"40 trials"``."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def interval(low: float, high: float) -> str:

@@ -1,0 +1,195 @@
+"""``CircuitAnalysis``: the one entry. It holds a model and a store, and has no mathematics of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, overload
+
+from mechheads.errors import InvalidInput
+from mechheads.generate import Generation, generate
+from mechheads.interventions import Intervention, apply
+from mechheads.methods.registry import get_method, method_names
+from mechheads.model import Model, load
+from mechheads.runner import RunOptions, score_trials
+from mechheads.scores import HeadScores, SweepResult
+from mechheads.store import Store
+from mechheads.sweep import RandomHeads, run_sweep
+from mechheads.trials import Trial, TrialSet
+
+
+class CircuitAnalysis:
+    """Score heads, then prove or refute the scores.
+
+    Args:
+        model: A ``Model``, or anything ``mh.load`` takes.
+        store: Folder where results are kept and found again; without it nothing is remembered.
+        progress: Show progress bars; None shows them on a terminal or in Jupyter only.
+    """
+
+    def __init__(self, model: Any, *, store: str | Path | None = None, progress: bool | None = None):
+        self.model: Model = load(model)
+        self.store = None if store is None else Store(store)
+        self.progress = progress
+
+    def __repr__(self) -> str:
+        return f"CircuitAnalysis({self.model!r}, store={str(self.store.path) if self.store else None!r})"
+
+    @overload
+    def score(self, methods: str, trials: Trial | Sequence[Trial], **options: Any) -> HeadScores: ...
+    @overload
+    def score(
+        self, methods: list[str] | tuple[str, ...], trials: Trial | Sequence[Trial], **options: Any
+    ) -> dict[str, HeadScores]: ...
+    def score(
+        self, methods: str | list[str] | tuple[str, ...], trials: Trial | Sequence[Trial], **options: Any
+    ) -> HeadScores | dict[str, HeadScores]:
+        """Score every head with one method or several, on one capture.
+
+        Args:
+            methods: A method's name, or several (see ``mechheads score --help`` or ``mh.methods.method_names()``).
+            trials: The trials.
+            **options: Options of the methods (``unembed``), and of the run: ``pooling``, ``rouge_threshold``,
+                ``max_new_tokens``, ``stop_at_newline``, ``batch_size``, ``padding`` (see ``RunOptions``).
+
+        Returns:
+            HeadScores, or a dict of them by name if a list was given.
+
+        Raises:
+            UnknownName: For an unknown method.
+            InvalidInput: For an unknown option or a trial that cannot be run.
+        """
+        names = [methods] if isinstance(methods, str) else list(methods)
+        if not names:
+            raise InvalidInput(f"name at least one method, of: {', '.join(method_names())}.")
+        run_fields = {f.name for f in fields(RunOptions)}
+        run = RunOptions(**{k: v for k, v in options.items() if k in run_fields})
+        own = {k: v for k, v in options.items() if k not in run_fields}
+        found = self._score(names, TrialSet.of(trials), run, own)
+        return found[methods] if isinstance(methods, str) else found
+
+    def _score(
+        self, names: list[str], trials: TrialSet, run: RunOptions, own: dict[str, Any]
+    ) -> dict[str, HeadScores]:
+        """Scores from the store where they are, the rest from one capture."""
+        if self.store is None or self.model.backend.hooked():
+            return score_trials(self.model, names, trials, run=run, options=own, progress=self.progress)
+        keys = self._keys([*names, *_companions(names)], trials, run, own)
+        found = {n: s for n in names if (s := self.store.get_scores(keys[n])) is not None}
+        missing = [n for n in names if n not in found]
+        if missing:
+            asked = [*missing, *(n for n in _companions(names) if not self.store.file(keys[n]).exists())]
+            new = score_trials(self.model, asked, trials, run=run, options=own, progress=self.progress)
+            for name, scores in new.items():
+                if scores.meta["complete"] and get_method(name).builtin:
+                    self.store.put_scores(keys[name], scores)
+            found |= {n: new[n] for n in missing}
+        return {n: found[n].with_pooling(run.pooling) for n in names}
+
+    def _keys(
+        self, names: Sequence[str], trials: TrialSet, run: RunOptions, own: Mapping[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        """What each result is a result of: everything that could change its numbers, except pooling."""
+        model = self.model.describe()
+        return {
+            name: {
+                "format": 1,
+                "method": name,
+                "model": model,
+                "options": {**get_method(name).resolve(own), **run.record()},
+                "trials": trials.hash,
+            }
+            for name in names
+        }
+
+    def sweep(
+        self,
+        rankings: Mapping[str, Any],
+        *,
+        k: Sequence[int],
+        trials: TrialSet | Sequence[Trial] | Mapping[str, TrialSet],
+        intervention: Intervention,
+        controls: RandomHeads | None = None,
+        max_new_tokens: int = 20,
+        batch_size: int = 8,
+    ) -> SweepResult:
+        """Ablate the top k heads of each ranking and see what the model still answers.
+
+        Args:
+            rankings: HeadScores or head sets by name.
+            k: Set sizes; the baseline is always run.
+            trials: Trials, or several tasks by name (the first is the target, the rest are controls).
+            intervention: ``mh.mean_ablation(...)`` or ``mh.zero_ablation()``.
+            controls: ``mh.random_heads(...)`` or None.
+            max_new_tokens: Longest answer.
+            batch_size: Trials run together.
+
+        Returns:
+            Per-trial results of every cell, with means and intervals derived from them.
+        """
+        if isinstance(trials, Mapping):
+            tasks = {name: TrialSet.of(t) for name, t in trials.items()}
+        else:
+            one = TrialSet.of(trials)
+            tasks = {one.name: one}
+        return run_sweep(
+            self.model,
+            rankings,
+            k=k,
+            tasks=tasks,
+            intervention=intervention,
+            controls=controls,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            progress=self.progress,
+        )
+
+    @contextmanager
+    def intervene(self, *interventions: Intervention) -> Iterator[CircuitAnalysis]:
+        """Interventions in force for a ``with`` block; see ``mechheads.interventions.apply``."""
+        with apply(self.model, *interventions):
+            yield self
+
+    @overload
+    def generate(self, prompt: str, **options: Any) -> Generation: ...
+    @overload
+    def generate(self, *, tokens: Sequence[int], **options: Any) -> Generation: ...
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        chat: bool = False,
+        max_new_tokens: int = 50,
+        stop_at_newline: bool = False,
+    ) -> Generation:
+        """Continue a prompt greedily, under whatever interventions are in force.
+
+        Args:
+            prompt: Text, or give ``tokens``.
+            tokens: The prompt as token ids.
+            chat: Put the text through the chat template.
+            max_new_tokens: Longest continuation.
+            stop_at_newline: End before a line break.
+
+        Returns:
+            New tokens alone, their text and log-probabilities (nats); the stop token is left out.
+        """
+        if (prompt is None) == (tokens is None):
+            raise InvalidInput("give either a prompt as text or tokens=[...], one of the two.")
+        ids = tokens if tokens is not None else self.model.encode(prompt or "", chat=chat).tokens
+        return generate(
+            self.model, [list(ids)], max_new_tokens=max_new_tokens, stop_at_newline=stop_at_newline
+        )[0]
+
+
+def _companions(names: Sequence[str]) -> list[str]:
+    """Built-in methods that cost nothing more on the same capture, so that asking for them later is a look-up."""
+    needs = {need for name in names for need in get_method(name).needs}
+    return [
+        name
+        for name in method_names()
+        if name not in names and get_method(name).builtin and set(get_method(name).needs) <= needs
+    ]

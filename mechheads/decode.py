@@ -1,0 +1,207 @@
+"""Batched greedy decoding under a KV cache, with a view of every step. Capture and generation share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mechheads.backends.base import HookFn
+from mechheads.errors import InvalidInput, UnknownName
+from mechheads.model import Model
+
+PADDINGS = ("left", "right")
+
+
+@dataclass
+class Batch:
+    """Prompts padded to one length, and the rows of them still being decoded.
+
+    Attributes:
+        lengths: True length of every prompt.
+        rows: Index of the prompt behind each live row.
+        mask: ``[row total]``, 1 at real tokens, over all cached positions and the ones now run.
+        cache: The back end's cache.
+    """
+
+    lengths: list[int]
+    rows: list[int]
+    mask: Tensor
+    cache: Any = None
+
+    def positions(self, row: int) -> Tensor:
+        """Columns of the key axis that hold a live row's own tokens, in order."""
+        return self.mask[row].nonzero().squeeze(-1)
+
+
+class Observer:
+    """Hooks for the decoding steps, and what to do with the tensors they saw. This one watches nothing."""
+
+    def hooks(self) -> list[tuple[str, HookFn]]:
+        """Hooks by TransformerLens name, installed after the prefill."""
+        return []
+
+    def on_step(self, batch: Batch) -> None:
+        """Called after each step, while what the hooks saw is fresh."""
+
+    def on_end(self, i: int, batch: Batch) -> None:
+        """Called once for each prompt, at its last step, while its rows are still in the cache."""
+
+
+@dataclass
+class Decoded:
+    """One greedy answer.
+
+    Attributes:
+        tokens: New tokens, the stop token left out.
+        logprobs: Natural-log probability of each under the model (nats).
+        steps: Query rows run: one for each new token, and one more for the stop token if one came.
+        stopped: Why it ended: ``"stop token"``, ``"newline"`` or ``"length"``.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    steps: int = 0
+    stopped: str = "length"
+
+
+@torch.no_grad()
+def greedy(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 50,
+    stop_at_newline: bool = False,
+    padding: str = "left",
+    observer: Observer | None = None,
+) -> list[Decoded]:
+    """Decode a batch of prompts greedily.
+
+    The prompt up to its last token is prefilled without storing any pattern (on the twin where it is in step
+    with the hooked model); from the last token on, every step runs on the hooked model, so hooks see one
+    query row a step. With hooks already on the model the whole prompt runs through them.
+
+    Args:
+        model: The model.
+        prompts: Token ids of each prompt.
+        max_new_tokens: At most so many new tokens; fewer where the context ends first.
+        stop_at_newline: End before a token whose text contains a line break.
+        padding: Side on which shorter prompts are padded; changes no result.
+        observer: Watches the steps (capture).
+
+    Raises:
+        InvalidInput: If a prompt is empty, out of vocabulary, or longer than the model's context.
+    """
+    _check(model, prompts, max_new_tokens, padding)
+    observer = observer or Observer()
+    batch, pending = _start(model, prompts, padding)
+    out = [Decoded() for _ in prompts]
+    last_step = min(max_new_tokens, model.spec.n_ctx - max(batch.lengths) + 1) - 1
+    with model.hooks(observer.hooks()):
+        for step in range(last_step + 1):
+            logits = model.backend.run(pending, batch.mask, batch.cache, last_only=True)[:, -1].float()
+            observer.on_step(batch)
+            best = logits.argmax(-1)
+            logprobs = logits.log_softmax(-1).gather(-1, best[:, None]).squeeze(-1)
+            alive = _take(model, out, batch.rows, best.tolist(), logprobs.tolist(), stop_at_newline)
+            for i in range(len(batch.rows)):
+                if step == last_step or i not in alive:
+                    observer.on_end(i, batch)
+            if not alive or step == last_step:
+                break
+            best = _compact(model, batch, alive, best)
+            batch.mask = torch.cat([batch.mask, torch.ones_like(batch.mask[:, :1])], dim=1)
+            pending = best[:, None]
+    return out
+
+
+def _compact(model: Model, batch: Batch, alive: list[int], best: Tensor) -> Tensor:
+    """Drop the rows that ended, from the batch and its cache."""
+    if len(alive) == len(batch.rows):
+        return best
+    keep = torch.tensor(alive, device=batch.mask.device)
+    batch.cache = model.backend.select_rows(batch.cache, keep)
+    batch.mask = batch.mask[keep]
+    batch.rows = [batch.rows[i] for i in alive]
+    return best[keep]
+
+
+def _take(model: Model, out: list[Decoded], rows: list[int], best: list[int], logprobs: list[float],
+          stop_at_newline: bool) -> list[int]:  # fmt: skip
+    """Record one step for every live row; returns the live rows that go on."""
+    alive = []
+    for i, (row, token, logprob) in enumerate(zip(rows, best, logprobs, strict=True)):
+        done = out[row]
+        done.steps += 1
+        if token in model.stop_tokens:
+            done.stopped = "stop token"
+        elif stop_at_newline and model.is_newline(token):
+            done.stopped = "newline"
+        else:
+            done.tokens.append(token)
+            done.logprobs.append(logprob)
+            alive.append(i)
+    return alive
+
+
+def _check(model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int, padding: str) -> None:
+    """Refuse prompts the model cannot run as asked."""
+    if padding not in PADDINGS:
+        raise UnknownName("padding side", padding, PADDINGS)
+    if max_new_tokens < 1:
+        raise InvalidInput(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
+    if not prompts:
+        raise InvalidInput("there are no prompts to run.")
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise InvalidInput(f"prompt {i} has no tokens.")
+        if len(prompt) > model.spec.n_ctx:
+            raise InvalidInput(
+                f"prompt {i} has {len(prompt)} tokens, but {model.spec.name!r} takes at most {model.spec.n_ctx}; "
+                "shorten it."
+            )
+        if min(prompt) < 0 or max(prompt) >= model.spec.d_vocab:
+            raise InvalidInput(
+                f"prompt {i} holds token ids outside 0 to {model.spec.d_vocab - 1}; it was made for another model."
+            )
+    if padding == "right":
+        _check_right_padding(model, prompts)
+
+
+def _check_right_padding(model: Model, prompts: Sequence[Sequence[int]]) -> None:
+    """A gap of padding between prompt and answer would count as distance in a sliding window."""
+    windows = [model.backend.window(layer) for layer in range(model.spec.n_layers)]
+    if any(w is not None for w in windows) and len({len(p) for p in prompts}) > 1:
+        raise InvalidInput(
+            f"{model.spec.name!r} has sliding windows, which count padding between prompt and answer as distance; "
+            "use padding='left'."
+        )
+    if min(map(len, prompts)) < 2 < max(map(len, prompts)):
+        raise InvalidInput("padding='right' needs prompts of at least two tokens; use padding='left'.")
+
+
+def _start(model: Model, prompts: Sequence[Sequence[int]], padding: str) -> tuple[Batch, Tensor]:
+    """Pad, prefill, and say which tokens the first step runs."""
+    device = model.backend.device
+    lengths = [len(p) for p in prompts]
+    split = min(lengths) > 1 and (model.backend.fast_prefill() or padding == "right")
+    heads = [p[:-1] if split else p for p in prompts]
+    width = max(map(len, heads))
+    tokens = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for i, head in enumerate(heads):
+        at = slice(width - len(head), width) if padding == "left" else slice(0, len(head))
+        tokens[i, at] = torch.tensor(head)
+        mask[i, at] = 1
+    tokens, mask = tokens.to(device), mask.to(device)
+    batch = Batch(lengths, list(range(len(prompts))), mask)
+    if not split:
+        batch.cache = model.backend.new_cache(len(prompts))
+        return batch, tokens
+    batch.cache = model.backend.prefill(tokens, mask)
+    last = torch.tensor([[p[-1]] for p in prompts], device=device)
+    batch.mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+    return batch, last

@@ -1,0 +1,197 @@
+"""Interventions: frozen values that say what to do to which heads, and one place that does it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechheads.backends.base import SITES, HookFn
+from mechheads.errors import HookNeverFired, InvalidInput, UnknownName
+from mechheads.heads import HeadSet
+from mechheads.model import Model
+from mechheads.trials import Trial, TrialSet
+
+ABLATION_SITES = ("z", "q")
+
+
+@dataclass(frozen=True, eq=False)
+class Intervention:
+    """Replace the activation of some heads while the model runs, at every position of prompt and answer.
+
+    At ``z`` (head output before ``W_O``) a zeroed head writes nothing. At ``q`` (query before QK-norm and rotary) a
+    zeroed query makes all its scores equal, so the head attends uniformly **and still writes**.
+
+    Attributes:
+        kind: ``"zero"`` or ``"mean"``.
+        site: ``"z"`` or ``"q"``.
+        heads: The heads it acts on.
+        reference: Trials whose prompts the mean is taken over (mean only).
+        values: ``[layer head d_head]`` the means, once ``prepare`` computed them.
+    """
+
+    kind: str
+    site: str = "z"
+    heads: HeadSet = field(default_factory=HeadSet)
+    reference: TrialSet | None = None
+    values: Float[Tensor, "layer head d_head"] | None = None
+
+    def on(self, heads: Any) -> Intervention:
+        """The same intervention on these heads (a HeadSet, or anything a head set parses from)."""
+        return replace(self, heads=HeadSet.parse(heads))
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready record for provenance."""
+        out: dict[str, Any] = {"kind": self.kind, "site": self.site}
+        if self.reference is not None:
+            out["reference"] = {
+                "name": self.reference.name, "hash": self.reference.hash, "n": len(self.reference),
+            }  # fmt: skip
+        return out
+
+    def prepare(self, model: Model, *, batch_size: int = 8) -> Intervention:
+        """Compute what needs the model (the means), once; a no-op otherwise."""
+        if self.kind != "mean" or self.values is not None:
+            return self
+        assert self.reference is not None
+        return replace(self, values=mean_activation(model, self.site, self.reference, batch_size=batch_size))
+
+
+def _check_site(site: str) -> str:
+    """Refuse a site that ablations do not have."""
+    if site not in ABLATION_SITES:
+        raise UnknownName("site", site, ABLATION_SITES)
+    return site
+
+
+def zero_ablation(*, site: str = "z") -> Intervention:
+    """Set heads to zero at a site.
+
+    Args:
+        site: ``"z"``: the head writes nothing. ``"q"``: the head attends uniformly and still writes.
+
+    Raises:
+        UnknownName: For another site.
+    """
+    return Intervention("zero", _check_site(site))
+
+
+def mean_ablation(*, site: str = "z", reference: Sequence[Trial] | None = None) -> Intervention:
+    """Set heads to their mean activation over a reference set.
+
+    The mean is taken for each head over all prompt positions of all reference trials, and put in at every position
+    of prompt and answer (arXiv 2607.01002 does this at ``q``, over 50 calibration prompts).
+
+    Args:
+        site: ``"z"`` or ``"q"``.
+        reference: Trials for the mean; keep them apart from the test trials. Required.
+
+    Raises:
+        InvalidInput: Without a reference, or with an empty one.
+        UnknownName: For another site.
+    """
+    if reference is None or not len(reference):
+        raise InvalidInput(
+            "mean ablation needs a reference set to take the mean over; pass reference=trials, for instance "
+            'needles.split("calibration").'
+        )
+    return Intervention("mean", _check_site(site), reference=TrialSet.of(reference))
+
+
+@torch.no_grad()
+def mean_activation(
+    model: Model, site: str, reference: TrialSet, *, batch_size: int = 8
+) -> Float[Tensor, "layer head d_head"]:
+    """Mean of ``z`` or ``q`` for each head, over all prompt positions of the reference trials, in float32."""
+    spec = model.spec
+    total = torch.zeros(spec.n_layers, spec.n_heads, spec.d_head, dtype=torch.float64)
+    count = 0
+    ordered = sorted(reference, key=lambda t: len(t.tokens))
+    for start in range(0, len(ordered), batch_size):
+        prompts = [t.tokens for t in ordered[start : start + batch_size]]
+        width = max(map(len, prompts))
+        tokens = torch.zeros(len(prompts), width, dtype=torch.long, device=model.backend.device)
+        mask = torch.zeros_like(tokens)
+        for i, p in enumerate(prompts):
+            tokens[i, width - len(p) :] = torch.tensor(p)
+            mask[i, width - len(p) :] = 1
+
+        def add(layer: int, mask: Tensor = mask) -> HookFn:
+            def hook(t: Tensor) -> None:
+                kept = t.float() * mask[:, :, None, None]
+                total[layer] += kept.sum((0, 1)).double().cpu()
+
+            return hook
+
+        pairs = [(f"blocks.{layer}.{SITES[site]}", add(layer)) for layer in range(spec.n_layers)]
+        with model.hooks(pairs):
+            model.backend.run(tokens, mask, None, last_only=True)
+        count += int(mask.sum())
+    return (total / count).float()
+
+
+@contextmanager
+def apply(model: Model, *interventions: Intervention) -> Iterator[None]:
+    """Apply interventions for the time of a ``with`` block.
+
+    Hooks are installed on entry and removed on exit, also after an exception. Several interventions act in the
+    order given; none, or only empty head sets, leave the model untouched.
+
+    Raises:
+        HookNeverFired: On leaving, if the model did not run inside the block, or ran without firing a hook.
+        InvalidInput: If a head does not exist in the model, or a mean has no reference.
+    """
+    counts: dict[str, int] = {}
+    pairs: list[tuple[str, HookFn]] = []
+    for intervention in interventions:
+        intervention.heads.check(model.spec.n_layers, model.spec.n_heads)
+        if len(intervention.heads):
+            _warn_shared_norm(model, intervention)
+            pairs += _hooks(model, intervention.prepare(model), counts)
+    with model.hooks(pairs):
+        yield
+    silent = sorted(name for name, n in counts.items() if n == 0)
+    if silent:
+        raise HookNeverFired(
+            f"{len(silent)} of {len(counts)} hooks never fired (first: {silent[0]!r}), so nothing was ablated there: "
+            "the model was not run inside the block, or this architecture does not pass through that hook."
+        )
+
+
+def _hooks(model: Model, intervention: Intervention, counts: dict[str, int]) -> list[tuple[str, HookFn]]:
+    """One counting hook for each layer that has heads in the set."""
+    pairs = []
+    for layer, heads in intervention.heads.by_layer().items():
+        name = f"blocks.{layer}.{SITES[intervention.site]}"
+        counts.setdefault(name, 0)
+        value = None if intervention.values is None else intervention.values[layer, heads]
+        pairs.append((name, _replace_heads(name, heads, value, counts)))
+    return pairs
+
+
+def _replace_heads(name: str, heads: list[int], value: Tensor | None, counts: dict[str, int]) -> HookFn:
+    """A hook that overwrites ``[batch pos head d_head]`` at some heads."""
+
+    def hook(t: Tensor) -> Tensor:
+        counts[name] += 1
+        out = t.clone()
+        out[:, :, heads] = 0 if value is None else value.to(out)
+        return out
+
+    return hook
+
+
+def _warn_shared_norm(model: Model, intervention: Intervention) -> None:
+    """One norm over all heads' queries (OLMo-2/3) makes an edit at q reach the other heads."""
+    if intervention.site == "q" and model.backend.flat_qk_norm:
+        warnings.warn(
+            f"{model.spec.architecture} normalises the queries of all heads together, so replacing some at 'q' also "
+            "rescales the others; ablate at 'z' to touch these heads alone.",
+            stacklevel=4,
+        )

@@ -1,0 +1,131 @@
+"""The registry of scoring methods."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mechheads.capture import NEEDS
+from mechheads.errors import InvalidInput, UnknownName
+
+# Modules that register the built-in methods; imported on the first look-up.
+_FAMILIES = ("locos", "attention")
+_REGISTRY: dict[str, Method] = {}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A scoring method.
+
+    Attributes:
+        name: What ``ca.score`` calls it.
+        function: ``(acts, trial, **options) -> Float[Tensor, "head"]``, or a dict of several such tensors whose key
+            ``"score"`` is the score and whose other keys are kept as parts.
+        needs: Which activations it reads, of ``q k v z pattern``.
+        unit: Unit of the score.
+        options: Its keyword options with their defaults.
+        builtin: Whether mechheads ships it.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    needs: tuple[str, ...]
+    unit: str
+    options: Mapping[str, Any]
+    builtin: bool = False
+
+    def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All options with their values, of those given that this method knows."""
+        return {**self.options, **{k: v for k, v in given.items() if k in self.options}}
+
+
+def method(
+    name: str, *, needs: Sequence[str] = ("pattern",), unit: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a scoring method.
+
+    The function receives one layer of one trial at the answer's steps and returns a score for each head::
+
+        @mh.method("needle_mass", needs=("pattern",))
+        def needle_mass(acts: mh.LayerActs, trial: mh.Trial) -> Float[Tensor, "head"]:
+            return acts.pattern[..., acts.mask("needle")].sum(-1).mean(-1)
+
+    Keyword-only parameters become options of ``ca.score``. Registering the same function again (a notebook
+    cell run twice) replaces it.
+
+    Args:
+        name: What ``ca.score`` will call it.
+        needs: Which activations it reads, of ``q k v z pattern``; the others are None.
+        unit: Unit of the score, for axes.
+
+    Raises:
+        InvalidInput: If another function holds the name.
+        UnknownName: For an unknown need.
+    """
+    for need in needs:
+        if need not in NEEDS:
+            raise UnknownName("capture", need, NEEDS)
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _load_families()
+        held = _REGISTRY.get(name)
+        if held is not None and _identity(held.function) != _identity(function):
+            raise InvalidInput(
+                f"the method name {name!r} is taken by {held.function.__module__}.{held.function.__qualname__}; "
+                "choose another."
+            )
+        _REGISTRY[name] = _describe(name, function, tuple(needs), unit)
+        return function
+
+    return register
+
+
+def _describe(name: str, function: Callable[..., Any], needs: tuple[str, ...], unit: str) -> Method:
+    """A Method record from a function's signature."""
+    parameters = list(inspect.signature(function).parameters.values())
+    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    missing = [k for k, v in options.items() if v is inspect.Parameter.empty]
+    if len(parameters) - len(options) != 2 or missing:
+        raise InvalidInput(
+            f"method {name!r} must take (acts, trial) and keyword-only options with defaults; "
+            f"it takes {inspect.signature(function)}."
+        )
+    builtin = (function.__module__ or "").startswith("mechheads.methods.")
+    return Method(name, function, needs, unit, options, builtin)
+
+
+def _identity(function: Callable[..., Any]) -> tuple[str, str]:
+    """Where a function was defined; a cell run again gives the same."""
+    return function.__module__, function.__qualname__
+
+
+_loaded: list[str] = []
+
+
+def _load_families() -> None:
+    """Import the built-in families once."""
+    if not _loaded:
+        _loaded.extend(_FAMILIES)
+        for family in _FAMILIES:
+            importlib.import_module(f"mechheads.methods.{family}")
+
+
+def get_method(name: str) -> Method:
+    """The method of a name.
+
+    Raises:
+        UnknownName: With the near matches, if nobody registered it.
+    """
+    _load_families()
+    if name not in _REGISTRY:
+        raise UnknownName("method", name, _REGISTRY, hint="Register your own with @mh.method(...).")
+    return _REGISTRY[name]
+
+
+def method_names() -> list[str]:
+    """Names of all registered methods, sorted."""
+    _load_families()
+    return sorted(_REGISTRY)

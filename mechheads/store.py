@@ -1,0 +1,51 @@
+"""A folder of results named by the hash of what made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mechheads.errors import OutputNotWritable
+from mechheads.provenance import content_hash
+from mechheads.scores import HeadScores
+
+
+class Store:
+    """Results on disk, found again by what they are results of.
+
+    The key is a hash over the model (weights included), the method and its options, and the trials; anything
+    that could change the numbers is in it. Files are written whole or not at all.
+
+    Args:
+        path: Folder; made if it is not there.
+
+    Raises:
+        OutputNotWritable: If the folder cannot be made.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputNotWritable(
+                f"the store {str(self.path)!r} cannot be made: {error}. Choose a folder you may write to."
+            ) from error
+
+    def file(self, key: Mapping[str, Any]) -> Path:
+        """Where the result of a key lies, whether it is there or not."""
+        return self.path / f"{key.get('method', 'result')}-{content_hash(key)}.parquet"
+
+    def get_scores(self, key: Mapping[str, Any]) -> HeadScores | None:
+        """The stored scores of a key, or None.
+
+        Raises:
+            ResultFileError: If the file is there but damaged; delete it to compute it again.
+        """
+        file = self.file(key)
+        return HeadScores.load(file) if file.exists() else None
+
+    def put_scores(self, key: Mapping[str, Any], scores: HeadScores) -> Path:
+        """Store scores under a key."""
+        return scores.save(self.file(key))

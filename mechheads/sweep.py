@@ -1,0 +1,228 @@
+"""Ablation sweeps: rankings x k x tasks, with random heads that are never the tested ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from mechheads.errors import InvalidInput
+from mechheads.generate import Generation, generate
+from mechheads.heads import HeadSet, draw_random_heads
+from mechheads.interventions import Intervention, apply
+from mechheads.model import Model
+from mechheads.progress import progress_bar
+from mechheads.provenance import collect, content_hash
+from mechheads.scores import HeadScores, SweepResult
+from mechheads.text import contains_answer, exact_match, rouge1_recall, rougeL_f
+from mechheads.trials import Trial, TrialSet
+
+
+@dataclass(frozen=True)
+class RandomHeads:
+    """A control: random heads in place of the tested ones.
+
+    Attributes:
+        draws: Independent draws for each k.
+        exclude_tested: Never draw a head that any ranking's largest k tests.
+        match_layers: Draw as many heads in each layer as the first ranking's set has there.
+        seed: Seed of the draws.
+    """
+
+    draws: int = 7
+    exclude_tested: bool = True
+    match_layers: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise InvalidInput(f"draws is {self.draws}; a random control needs at least 1.")
+
+
+def random_heads(
+    *, draws: int = 7, exclude_tested: bool = True, match_layers: bool = False, seed: int = 0
+) -> RandomHeads:
+    """The random-heads control of a sweep; see ``RandomHeads``."""
+    return RandomHeads(draws, exclude_tested, match_layers, seed)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One head set to ablate on one task."""
+
+    ranking: str
+    draw: int
+    k: int
+    heads: HeadSet
+
+
+def plan_cells(
+    rankings: Mapping[str, HeadSet],
+    k: Sequence[int],
+    shape: tuple[int, int],
+    controls: RandomHeads | None,
+) -> list[Cell]:
+    """The head sets of a sweep: a baseline, the first k of each ranking, and random sets.
+
+    Args:
+        rankings: Heads by ranking, best first.
+        k: Set sizes; 0 is the baseline and always there.
+        shape: Layers and heads of the model.
+        controls: Random control, or None.
+
+    Raises:
+        InvalidInput: If a k is larger than a ranking, or too few heads are left to draw from.
+    """
+    n_layers, n_heads = shape
+    sizes = sorted({int(x) for x in k} - {0})
+    if any(x < 0 for x in sizes):
+        raise InvalidInput(f"k holds {sizes[0]}; set sizes cannot be negative.")
+    reserved = {"none", "random"} & set(rankings)
+    if reserved:
+        raise InvalidInput(f"a ranking cannot be called {reserved.pop()!r}; that names a control.")
+    cells = [Cell("none", 0, 0, HeadSet())]
+    for name, heads in rankings.items():
+        heads.check(n_layers, n_heads)
+        for size in sizes:
+            if size > len(heads):
+                raise InvalidInput(f"k = {size}, but the ranking {name!r} has {len(heads)} heads.")
+            cells.append(Cell(name, 0, size, heads[:size]))
+    if controls is None or not sizes:
+        return cells
+    tested = HeadSet()
+    for heads in rankings.values():
+        tested = tested | heads[: sizes[-1]]
+    first = next(iter(rankings.values()), HeadSet())
+    for size in sizes:
+        for draw in range(controls.draws):
+            drawn = draw_random_heads(
+                n_layers,
+                n_heads,
+                size,
+                seed=_seed(controls.seed, size, draw),
+                exclude=tested if controls.exclude_tested else None,
+                match_layers=first[:size] if controls.match_layers else None,
+            )
+            cells.append(Cell("random", draw, size, drawn))
+    return cells
+
+
+def _seed(*parts: int) -> int:
+    """One seed from several numbers, the same on every machine."""
+    return int(content_hash(list(parts))[:12], 16)
+
+
+def as_rankings(rankings: Mapping[str, Any]) -> dict[str, HeadSet]:
+    """Head sets from HeadScores (their full ranking) or from anything a head set parses from."""
+    if not rankings:
+        raise InvalidInput("a sweep needs at least one ranking, such as {'locos': locos}.")
+    return {
+        name: value.ranking() if isinstance(value, HeadScores) else HeadSet.parse(value)
+        for name, value in rankings.items()
+    }
+
+
+def judge_answer(trial: Trial, said: Generation) -> dict[str, float]:
+    """Metrics of one answer: ``correct`` (the gold answer stands in it as whole words), and how close it is."""
+    if trial.answer is None:
+        raise InvalidInput(f"trial {trial.id!r} has no gold answer, so a sweep cannot judge it.")
+    return {
+        "correct": float(contains_answer(said.text, trial.answer)),
+        "exact_match": float(exact_match(said.text, trial.answer)),
+        "rouge1_recall": rouge1_recall(said.text, trial.answer),
+        "rougeL_f": rougeL_f(said.text, trial.answer),
+    }
+
+
+def run_sweep(
+    model: Model,
+    rankings: Mapping[str, Any],
+    *,
+    k: Sequence[int],
+    tasks: Mapping[str, TrialSet],
+    intervention: Intervention,
+    controls: RandomHeads | None = None,
+    max_new_tokens: int = 20,
+    batch_size: int = 8,
+    progress: bool | None = None,
+) -> SweepResult:
+    """Ablate the first k heads of each ranking and see what the model still answers.
+
+    Args:
+        model: The model.
+        rankings: HeadScores or head sets by name, best first.
+        k: Set sizes; the baseline (0) is always run.
+        tasks: Trials by task name; the first is the target, the others are controls.
+        intervention: What to do to the heads (``mean_ablation(...)``, ``zero_ablation()``).
+        controls: Random heads, or None.
+        max_new_tokens: Longest answer.
+        batch_size: Trials run together.
+        progress: Show a bar (None: only on a terminal).
+
+    Returns:
+        Per-trial results of every cell.
+
+    Raises:
+        InvalidInput: If rankings, sizes or trials do not fit.
+    """
+    ranked = as_rankings(rankings)
+    cells = plan_cells(ranked, k, (model.spec.n_layers, model.spec.n_heads), controls)
+    for trials in tasks.values():
+        for trial in trials:
+            if trial.answer is None:
+                judge_answer(trial, Generation((), "", (), ""))
+    prepared = intervention.prepare(model, batch_size=batch_size)
+    rows: list[dict[str, Any]] = []
+    done: dict[tuple[str, frozenset], list[Generation]] = {}
+    with progress_bar("ablation cells", len(cells) * len(tasks), show=progress) as advance:
+        for task, trials in tasks.items():
+            for cell in cells:
+                key = (task, frozenset(cell.heads))
+                if key not in done:
+                    with apply(model, prepared.on(cell.heads)):
+                        done[key] = generate(
+                            model,
+                            [t.tokens for t in trials],
+                            max_new_tokens=max_new_tokens,
+                            stop_at_newline=True,
+                            batch_size=batch_size,
+                        )
+                rows += _rows(cell, task, trials, done[key])
+                advance(1)
+    meta = collect(
+        model.describe(),
+        "sweep",
+        {
+            "intervention": prepared.describe(),
+            "k": sorted({int(x) for x in k}),
+            "controls": None if controls is None else asdict(controls),
+            "max_new_tokens": max_new_tokens,
+            "stop_at_newline": True,
+            "rankings": {name: heads.labels for name, heads in ranked.items()},
+        },
+        "+".join(tasks),
+        content_hash({name: t.hash for name, t in tasks.items()}),
+        {name: t.options for name, t in tasks.items()},
+        seed=None if controls is None else controls.seed,
+    )
+    return SweepResult(pd.DataFrame(rows), meta)
+
+
+def _rows(cell: Cell, task: str, trials: TrialSet, said: list[Generation]) -> list[dict[str, Any]]:
+    """Tidy rows of one cell."""
+    return [
+        {
+            "ranking": cell.ranking,
+            "draw": cell.draw,
+            "k": cell.k,
+            "task": task,
+            "trial_id": trial.id,
+            "metric": metric,
+            "value": value,
+            "heads": " ".join(cell.heads.labels),
+        }
+        for trial, one in zip(trials, said, strict=True)
+        for metric, value in judge_answer(trial, one).items()
+    ]
