@@ -99,18 +99,19 @@ def greedy(
     observer = observer or Observer()
     batch, pending = _start(model, prompts, padding)
     out = [Decoded() for _ in prompts]
-    last_step = min(max_new_tokens, model.spec.n_ctx - max(batch.lengths) + 1) - 1
+    # Each row has its own end of context, or a long neighbour would cut a short prompt's answer.
+    limits = [min(max_new_tokens, model.spec.n_ctx - length + 1) for length in batch.lengths]
     with model.hooks(observer.hooks()):
-        for step in range(last_step + 1):
+        while True:
             logits = model.backend.run(pending, batch.mask, batch.cache, last_only=True)[:, -1].float()
             observer.on_step(batch)
             best = logits.argmax(-1)
             logprobs = logits.log_softmax(-1).gather(-1, best[:, None]).squeeze(-1)
-            alive = _take(model, out, batch.rows, best.tolist(), logprobs.tolist(), stop_at_newline)
+            alive = _take(model, out, batch.rows, best.tolist(), logprobs.tolist(), limits, stop_at_newline)
             for i in range(len(batch.rows)):
-                if step == last_step or i not in alive:
+                if i not in alive:
                     observer.on_end(i, batch)
-            if not alive or step == last_step:
+            if not alive:
                 break
             best = _compact(model, batch, alive, best)
             batch.mask = torch.cat([batch.mask, torch.ones_like(batch.mask[:, :1])], dim=1)
@@ -130,7 +131,7 @@ def _compact(model: Model, batch: Batch, alive: list[int], best: Tensor) -> Tens
 
 
 def _take(model: Model, out: list[Decoded], rows: list[int], best: list[int], logprobs: list[float],
-          stop_at_newline: bool) -> list[int]:  # fmt: skip
+          limits: list[int], stop_at_newline: bool) -> list[int]:  # fmt: skip
     """Record one step for every live row; returns the live rows that go on."""
     alive = []
     for i, (row, token, logprob) in enumerate(zip(rows, best, logprobs, strict=True)):
@@ -143,7 +144,8 @@ def _take(model: Model, out: list[Decoded], rows: list[int], best: list[int], lo
         else:
             done.tokens.append(token)
             done.logprobs.append(logprob)
-            alive.append(i)
+            if len(done.tokens) < limits[row]:
+                alive.append(i)
     return alive
 
 

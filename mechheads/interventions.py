@@ -19,6 +19,7 @@ from mechheads.model import Model
 from mechheads.trials import Trial, TrialSet
 
 ABLATION_SITES = ("z", "q")
+KINDS = ("zero", "mean")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,10 @@ class Intervention:
         heads: The heads it acts on.
         reference: Trials whose prompts the mean is taken over (mean only).
         values: ``[layer head d_head]`` the means, once ``prepare`` computed them.
+
+    Raises:
+        UnknownName: For another kind or site.
+        InvalidInput: For a mean without a reference.
     """
 
     kind: str
@@ -41,6 +46,17 @@ class Intervention:
     heads: HeadSet = field(default_factory=HeadSet)
     reference: TrialSet | None = None
     values: Float[Tensor, "layer head d_head"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UnknownName("intervention", self.kind, KINDS)
+        if self.site not in ABLATION_SITES:
+            raise UnknownName("site", self.site, ABLATION_SITES)
+        if self.kind == "mean" and not self.reference:
+            raise InvalidInput(
+                "mean ablation needs a reference set to take the mean over; pass reference=trials, for instance "
+                'needles.split("calibration").'
+            )
 
     def on(self, heads: Any) -> Intervention:
         """The same intervention on these heads (a HeadSet, or anything a head set parses from)."""
@@ -56,18 +72,13 @@ class Intervention:
         return out
 
     def prepare(self, model: Model, *, batch_size: int = 8) -> Intervention:
-        """Compute what needs the model (the means), once; a no-op otherwise."""
-        if self.kind != "mean" or self.values is not None:
+        """Compute what needs the model (the means), once; a no-op otherwise.
+
+        The model is taken as it stands, with any hooks now on it.
+        """
+        if self.reference is None or self.values is not None:
             return self
-        assert self.reference is not None
         return replace(self, values=mean_activation(model, self.site, self.reference, batch_size=batch_size))
-
-
-def _check_site(site: str) -> str:
-    """Refuse a site that ablations do not have."""
-    if site not in ABLATION_SITES:
-        raise UnknownName("site", site, ABLATION_SITES)
-    return site
 
 
 def zero_ablation(*, site: str = "z") -> Intervention:
@@ -79,7 +90,7 @@ def zero_ablation(*, site: str = "z") -> Intervention:
     Raises:
         UnknownName: For another site.
     """
-    return Intervention("zero", _check_site(site))
+    return Intervention("zero", site)
 
 
 def mean_ablation(*, site: str = "z", reference: Sequence[Trial] | None = None) -> Intervention:
@@ -96,20 +107,21 @@ def mean_ablation(*, site: str = "z", reference: Sequence[Trial] | None = None) 
         InvalidInput: Without a reference, or with an empty one.
         UnknownName: For another site.
     """
-    if reference is None or not len(reference):
-        raise InvalidInput(
-            "mean ablation needs a reference set to take the mean over; pass reference=trials, for instance "
-            'needles.split("calibration").'
-        )
-    return Intervention("mean", _check_site(site), reference=TrialSet.of(reference))
+    return Intervention("mean", site, reference=None if reference is None else TrialSet.of(reference))
 
 
 @torch.no_grad()
 def mean_activation(
     model: Model, site: str, reference: TrialSet, *, batch_size: int = 8
 ) -> Float[Tensor, "layer head d_head"]:
-    """Mean of ``z`` or ``q`` for each head, over all prompt positions of the reference trials, in float32."""
+    """Mean of ``z`` or ``q`` for each head, over all prompt positions of the reference trials, in float32.
+
+    Raises:
+        InvalidInput: If a reference prompt is too long for the model or was made for another one.
+    """
     spec = model.spec
+    for trial in reference:
+        model.check_tokens(trial.tokens, what=f"reference trial {trial.id!r}")
     total = torch.zeros(spec.n_layers, spec.n_heads, spec.d_head, dtype=torch.float64)
     count = 0
     ordered = sorted(reference, key=lambda t: len(t.tokens))
@@ -145,7 +157,8 @@ def apply(model: Model, *interventions: Intervention) -> Iterator[None]:
 
     Raises:
         HookNeverFired: On leaving, if the model did not run inside the block, or ran without firing a hook.
-        InvalidInput: If a head does not exist in the model, or a mean has no reference.
+        InvalidInput: If a head does not exist in the model, a mean was taken on a model of another shape, or it
+            would have to be taken now, with other hooks on the model.
     """
     counts: dict[str, int] = {}
     pairs: list[tuple[str, HookFn]] = []
@@ -153,7 +166,7 @@ def apply(model: Model, *interventions: Intervention) -> Iterator[None]:
         intervention.heads.check(model.spec.n_layers, model.spec.n_heads)
         if len(intervention.heads):
             _warn_shared_norm(model, intervention)
-            pairs += _hooks(model, intervention.prepare(model), counts)
+            pairs += _hooks(model, _with_values(model, intervention), counts)
     with model.hooks(pairs):
         yield
     silent = sorted(name for name, n in counts.items() if n == 0)
@@ -162,6 +175,23 @@ def apply(model: Model, *interventions: Intervention) -> Iterator[None]:
             f"{len(silent)} of {len(counts)} hooks never fired (first: {silent[0]!r}), so nothing was ablated there: "
             "the model was not run inside the block, or this architecture does not pass through that hook."
         )
+
+
+def _with_values(model: Model, intervention: Intervention) -> Intervention:
+    """The intervention with its means, which must be those of this model without other hooks."""
+    if intervention.kind == "mean" and intervention.values is None and model.backend.hooked():
+        raise InvalidInput(
+            "there are other hooks on the model, so the mean would be that of an altered model. Take it before: "
+            "intervention = intervention.prepare(model) first, then apply both."
+        )
+    prepared = intervention.prepare(model)
+    shape = (model.spec.n_layers, model.spec.n_heads, model.spec.d_head)
+    if prepared.values is not None and tuple(prepared.values.shape) != shape:
+        raise InvalidInput(
+            f"the means have the shape {tuple(prepared.values.shape)}, but this model's are {shape} (layer, head, "
+            "d_head); they were taken on another model."
+        )
+    return prepared
 
 
 def _hooks(model: Model, intervention: Intervention, counts: dict[str, int]) -> list[tuple[str, HookFn]]:

@@ -199,6 +199,24 @@ class Model:
         if not 0 <= layer < self.spec.n_layers:
             raise InvalidInput(f"layer {layer} does not exist: the model has layers 0 to {self.spec.n_layers - 1}.")
 
+    def check_tokens(self, tokens: Sequence[int], *, what: str = "the prompt") -> None:
+        """Raise InvalidInput if a prompt is longer than the context or holds tokens of another model.
+
+        Args:
+            tokens: The prompt.
+            what: Its name in the message.
+        """
+        if len(tokens) > self.spec.n_ctx:
+            raise InvalidInput(
+                f"{what} has {len(tokens)} tokens, but {self.spec.name!r} takes at most {self.spec.n_ctx}; make the "
+                "context shorter."
+            )
+        if max(tokens) >= self.spec.d_vocab or min(tokens) < 0:
+            raise InvalidInput(
+                f"{what} holds token ids outside 0 to {self.spec.d_vocab - 1}; it was made with another model's "
+                "tokenizer."
+            )
+
     # -- running ---------------------------------------------------------------------------------
 
     @contextmanager

@@ -91,7 +91,8 @@ def score_trials(
     methods see the steps that generated them. A trial without an answer is kept if the model said anything, and
     methods see every step.
 
-    Ctrl-C ends the run after the current batch and returns the trials that are done, with a warning.
+    Ctrl-C ends the run and returns the trials that are done, with a warning; before the first is done it is an
+    ordinary KeyboardInterrupt.
 
     Args:
         model: The model.
@@ -128,10 +129,13 @@ def score_trials(
                     _score_one(model, tables, i, one, steps)
                     records[i] = record
             except KeyboardInterrupt:
+                if not records:
+                    raise  # nothing to keep, so it is an ordinary Ctrl-C
                 interrupted = True
                 break
             except _ScoringError as error:
-                partial = _assemble(model, tables, trials, records, run, complete=False)
+                # The first trial may be the one that fails; then there is nothing to keep.
+                partial = _assemble(model, tables, trials, records, run, complete=False) if records else {}
                 raise MethodFailed(str(error), partial) from error.__cause__
             advance(len(some))
     if interrupted:
@@ -165,16 +169,7 @@ def _check_trials(model: Model, trials: TrialSet) -> None:
     if not len(trials):
         raise InvalidInput("there are no trials to score.")
     for trial in trials:
-        if len(trial.tokens) > model.spec.n_ctx:
-            raise InvalidInput(
-                f"trial {trial.id!r} has {len(trial.tokens)} tokens, but {model.spec.name!r} takes at most "
-                f"{model.spec.n_ctx}; make the context shorter."
-            )
-        if max(trial.tokens) >= model.spec.d_vocab or min(trial.tokens) < 0:
-            raise InvalidInput(
-                f"trial {trial.id!r} holds token ids outside 0 to {model.spec.d_vocab - 1}; it was made with "
-                "another model's tokenizer."
-            )
+        model.check_tokens(trial.tokens, what=f"trial {trial.id!r}")
 
 
 def judge(one: TrialCapture, run: RunOptions) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -252,8 +247,6 @@ def _assemble(
 ) -> dict[str, HeadScores]:
     """HeadScores of the trials that are done, in the order of the trial set."""
     done = sorted(records)
-    if not done:
-        raise InvalidInput("no trial was finished, so there is nothing to return.")
     spec = model.spec
     described = model.describe()
     out = {}
@@ -270,7 +263,7 @@ def _assemble(
             seed=trials.options.get("seed"),
             complete=complete,
             n_trials_asked=len(trials),
-            prefill="twin" if model.backend.twin is not None else "hooked model",
+            prefill="twin" if model.backend.twin is not None and model.backend.fast_prefill() else "hooked model",
             ablated=model.backend.hooked(),
         )
         out[table.method.name] = HeadScores(

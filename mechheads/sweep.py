@@ -29,12 +29,14 @@ class RandomHeads:
         exclude_tested: Never draw a head that any ranking's largest k tests.
         match_layers: Draw as many heads in each layer as the first ranking's set has there.
         seed: Seed of the draws.
+        at: The k at which to draw; all of the sweep's if None.
     """
 
     draws: int = 7
     exclude_tested: bool = True
     match_layers: bool = False
     seed: int = 0
+    at: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.draws < 1:
@@ -42,10 +44,15 @@ class RandomHeads:
 
 
 def random_heads(
-    *, draws: int = 7, exclude_tested: bool = True, match_layers: bool = False, seed: int = 0
+    *,
+    draws: int = 7,
+    exclude_tested: bool = True,
+    match_layers: bool = False,
+    seed: int = 0,
+    at: Sequence[int] | None = None,
 ) -> RandomHeads:
     """The random-heads control of a sweep; see ``RandomHeads``."""
-    return RandomHeads(draws, exclude_tested, match_layers, seed)
+    return RandomHeads(draws, exclude_tested, match_layers, seed, None if at is None else tuple(at))
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ def plan_cells(
     for heads in rankings.values():
         tested = tested | heads[: sizes[-1]]
     first = next(iter(rankings.values()), HeadSet())
-    for size in sizes:
+    for size in sizes if controls.at is None else [x for x in sizes if x in controls.at]:
         for draw in range(controls.draws):
             drawn = draw_random_heads(
                 n_layers,

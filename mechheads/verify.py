@@ -61,6 +61,8 @@ class Verification:
         return self.qk <= 10 * self.tolerance
 
 
+@torch.no_grad()
+@torch.no_grad()
 def verify(model: Model, *, tolerance: float = 1e-5) -> Verification:
     """Measure every identity; refuse the model if a necessary one fails.
 

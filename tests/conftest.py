@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -38,3 +39,19 @@ def smollm2_folder() -> Path:
     if folder is None:
         pytest.fail(f"SmolLM2 is not converted yet: run `{GET_COMMAND}`, or leave out with -m 'not smollm2'.")
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_model(smollm2_folder: Path) -> Any:
+    """SmolLM2, loaded once for all tests."""
+    import mechheads as mh
+
+    return mh.load("smollm2")
+
+
+@pytest.fixture(scope="session")
+def llama() -> Any:
+    """Tiny Llama with grouped queries (3 layers, 4 heads, 2 key/value heads), shared: leave it as it is."""
+    import tiny
+
+    return tiny.shared("llama")

@@ -14,13 +14,24 @@ _WRAP = "_original_component"
 
 
 def foreign_hooks(module: nn.Module) -> int:
-    """Forward hooks on all submodules, less those the bridge installs for its own use on its first run."""
+    """Forward hooks on all submodules, less those the bridge installs for its own use."""
     return sum(
-        not (getattr(hook, "__module__", None) or "").startswith("transformer_lens.model_bridge")
+        not _is_own(hook)
         for m in module.modules()
         for hooks in (m._forward_hooks, m._forward_pre_hooks)
         for hook in hooks.values()
     )
+
+
+def _is_own(hook: Any) -> bool:
+    """Whether TransformerLens installed a hook for itself: plainly, or through a HookPoint while setting up."""
+    if (getattr(hook, "__module__", None) or "").startswith("transformer_lens.model_bridge"):
+        return True
+    code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None) or ()
+    # A HookPoint wraps the function it is given, a user's or its own (OPT's MLP is put together so).
+    inner = dict(zip(code.co_freevars, cells, strict=True)).get("hook") if code is not None else None
+    owner = getattr(inner.cell_contents, "__module__", None) if inner is not None else None
+    return owner == "transformer_lens.model_bridge.component_setup"
 
 
 @dataclass
@@ -29,21 +40,29 @@ class Twin:
 
     Attributes:
         model: Hugging Face model whose parameters are the bridge's own objects.
-        shared: Pairs (twin module, bridge module, parameter name) that must stay the same object.
-        copies: Bridge parameters that are copies (split joint projections) with the row sums they had, and
-            the joint parameters they came from: if any of these changes, the twin is out of step.
+        bridge: The bridge.
+        parts: Modules, patched forwards and parameters of the bridge by path, as they were when the twin was made: if
+            one is another object now, the twin is out of step.
+        copies: Bridge parameters that are copies (split joint projections) and the joint parameters they came from,
+            with their bit sums: if any of these changes in place, the twin is out of step.
         attention: ``sdpa`` or ``eager``.
     """
 
     model: nn.Module
-    shared: list[tuple[nn.Module, nn.Module, str]]
-    copies: list[tuple[nn.Module, str, Tensor]]
+    bridge: nn.Module
+    parts: dict[str, Any]
+    copies: list[tuple[nn.Module, str, list[Tensor]]]
     attention: str
 
     def in_step(self) -> bool:
         """Whether the twin still computes what the bridge computes."""
-        return all(t._parameters.get(n) is b._parameters.get(n) for t, b, n in self.shared) and all(
-            torch.equal(_row_sums(m._parameters[n]), sums) for m, n, sums in self.copies
+        now = _parts(self.bridge)
+        if now.keys() != self.parts.keys() or any(now[k] is not part for k, part in self.parts.items()):
+            return False
+        return all(
+            torch.equal(new, old)
+            for module, name, sums in self.copies
+            for new, old in zip(_bit_sums(module._parameters[name]), sums, strict=True)
         )
 
     def run(self, tokens: Tensor, mask: Tensor, cache: Any) -> Tensor:
@@ -57,11 +76,26 @@ class Twin:
         ).logits[:, -1:]
 
 
-def _row_sums(tensor: Tensor | None) -> Tensor:
-    """Exact integer sums over the last axis of a tensor's bits; changes with any edit in practice."""
+def _parts(bridge: nn.Module) -> dict[str, Any]:
+    """What a forward is made of, by path: modules, forwards patched onto them, parameter objects."""
+    out: dict[str, Any] = {}
+    for root, top in (("bridge", bridge), ("model", bridge.original_model)):
+        for path, module in top.named_modules(prefix=root, remove_duplicate=False):
+            out[path] = module
+            out[f"{path}()"] = module.__dict__.get("forward")
+            out |= {f"{path}.{name}": p for name, p in module._parameters.items()}
+    return out
+
+
+def _bit_sums(tensor: Tensor | None) -> list[Tensor]:
+    """Exact integer sums of a tensor's bits over its last and its first axis; any edit in practice changes one.
+
+    One alone would not do: changing the signs of as many positive as negative numbers of a row keeps its sum.
+    """
     assert tensor is not None
-    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[tensor.element_size()]
-    return tensor.detach().contiguous().view(bits).sum(-1, dtype=torch.int64)
+    kind = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[tensor.element_size()]
+    bits = tensor.detach().contiguous().view(kind)
+    return [bits.sum(axis, dtype=torch.int64) for axis in {-1, -bits.ndim}]
 
 
 def build_twin(bridge: Any) -> Twin | None:
@@ -85,7 +119,6 @@ def build_twin(bridge: Any) -> Twin | None:
         clean = ".".join(p for p in path.split(".") if p != _WRAP)
         for name in module._parameters:
             live.setdefault(f"{clean}.{name}", (module, name))
-    shared = []
     for path, module in twin.named_modules(remove_duplicate=False):
         for name, parameter in list(module._parameters.items()):
             if parameter is None:
@@ -94,11 +127,10 @@ def build_twin(bridge: Any) -> Twin | None:
             if source is None or source[0]._parameters[source[1]] is None:
                 return None
             module._parameters[name] = source[0]._parameters[source[1]]
-            shared.append((module, source[0], name))
     weight = next(iter(twin.parameters()))
     twin = twin.to(device=weight.device).eval()
     _copy_buffers(hf, twin)
-    return Twin(twin, shared, _copied_parameters(hf, twin), attention)
+    return Twin(twin, bridge, _parts(bridge), _copied_parameters(hf, twin), attention)
 
 
 def _copy_buffers(hf: nn.Module, twin: nn.Module) -> None:
@@ -113,16 +145,16 @@ def _copy_buffers(hf: nn.Module, twin: nn.Module) -> None:
             buffer.data = source.detach().clone()
 
 
-def _copied_parameters(hf: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
-    """Bridge parameters the twin does not hold, and the joint ones they were split from, with row sums."""
+def _copied_parameters(hf: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, str, list[Tensor]]]:
+    """Bridge parameters the twin does not hold, and the joint ones they were split from, with bit sums."""
     ours = {id(p) for p in twin.parameters()}
-    extra: list[tuple[nn.Module, str, Tensor]] = []
+    extra: list[tuple[nn.Module, str, list[Tensor]]] = []
     seen: set[int] = set()
     for module in hf.modules():
         for name, p in module._parameters.items():
             if p is not None and id(p) not in ours and id(p) not in seen:
                 seen.add(id(p))
-                extra.append((module, name, _row_sums(p)))
+                extra.append((module, name, _bit_sums(p)))
     if not extra:
         return []
     for path, module in hf.named_modules():
@@ -130,5 +162,5 @@ def _copied_parameters(hf: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, 
             for name, p in module._parameters.items():
                 if p is not None and id(p) not in seen:
                     seen.add(id(p))
-                    extra.append((module, name, _row_sums(p)))
+                    extra.append((module, name, _bit_sums(p)))
     return extra

