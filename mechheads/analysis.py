@@ -13,7 +13,7 @@ from mechheads.generate import Generation, generate
 from mechheads.interventions import Intervention, apply
 from mechheads.methods.registry import get_method, method_names
 from mechheads.model import Model, load
-from mechheads.runner import RunOptions, score_trials
+from mechheads.runner import RunOptions, check_options, score_trials
 from mechheads.scores import HeadScores, SweepResult
 from mechheads.store import Store
 from mechheads.sweep import RandomHeads, run_sweep
@@ -67,12 +67,11 @@ class CircuitAnalysis:
         run_fields = {f.name for f in fields(RunOptions)}
         run = RunOptions(**{k: v for k, v in options.items() if k in run_fields})
         own = {k: v for k, v in options.items() if k not in run_fields}
+        check_options(names, own)  # here, because a stored result or a companion method would let it pass
         found = self._score(names, TrialSet.of(trials), run, own)
         return found[methods] if isinstance(methods, str) else found
 
-    def _score(
-        self, names: list[str], trials: TrialSet, run: RunOptions, own: dict[str, Any]
-    ) -> dict[str, HeadScores]:
+    def _score(self, names: list[str], trials: TrialSet, run: RunOptions, own: dict[str, Any]) -> dict[str, HeadScores]:
         """Scores from the store where they are, the rest from one capture."""
         if self.store is None or self.model.backend.hooked():
             return score_trials(self.model, names, trials, run=run, options=own, progress=self.progress)
@@ -152,10 +151,6 @@ class CircuitAnalysis:
         with apply(self.model, *interventions):
             yield self
 
-    @overload
-    def generate(self, prompt: str, **options: Any) -> Generation: ...
-    @overload
-    def generate(self, *, tokens: Sequence[int], **options: Any) -> Generation: ...
     def generate(
         self,
         prompt: str | None = None,
@@ -180,9 +175,7 @@ class CircuitAnalysis:
         if (prompt is None) == (tokens is None):
             raise InvalidInput("give either a prompt as text or tokens=[...], one of the two.")
         ids = tokens if tokens is not None else self.model.encode(prompt or "", chat=chat).tokens
-        return generate(
-            self.model, [list(ids)], max_new_tokens=max_new_tokens, stop_at_newline=stop_at_newline
-        )[0]
+        return generate(self.model, [list(ids)], max_new_tokens=max_new_tokens, stop_at_newline=stop_at_newline)[0]
 
 
 def _companions(names: Sequence[str]) -> list[str]:

@@ -225,7 +225,9 @@ class _Collector(Observer):
             v=_pad(v, n_keys) if v is not None and "v" in self.needs else None,
             z=torch.cat([z.transpose(0, 1) for z in stack["z"]], dim=1).float() if stack.get("z") else None,
             pattern=(
-                torch.cat([torch.nn.functional.pad(p, (0, n_keys - p.shape[-1])) for p in stack["pattern"]], dim=1).float()
+                torch.cat(
+                    [torch.nn.functional.pad(p, (0, n_keys - p.shape[-1])) for p in stack["pattern"]], dim=1
+                ).float()
                 if stack.get("pattern")
                 else None
             ),

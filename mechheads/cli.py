@@ -40,22 +40,27 @@ ModelOption = Annotated[
 SeedOption = Annotated[int, typer.Option(help="Seed of trials and random draws; the same seed gives the same run.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder for results; made if it is not there.")]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the summary as JSON on standard output, everything else on standard error.")
+    bool,
+    typer.Option("--json", help="Print the summary as JSON on standard output, everything else on standard error."),
 ]
 TrialsOption = Annotated[
     str,
     typer.Option(
         "--trials", "-t",
-        help="Kind of trials to make (passkey, facts, landmarks, recall, arithmetic), or a file that TrialSet.save wrote.",
+        help="Kind of trials to make (passkey, facts, landmarks, recall, arithmetic), "
+        "or a file that TrialSet.save wrote.",
     ),
 ]  # fmt: skip
 NOption = Annotated[int, typer.Option("--n", help="How many trials to make.")]
 LengthOption = Annotated[int, typer.Option(help="Prompt length, tokens.")]
 BatchOption = Annotated[int, typer.Option(help="Trials run together; changes speed and memory, not results.")]
-DtypeOption = Annotated[str | None, typer.Option(help="Weight type: float32, bfloat16, float16; as stored if not given.")]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="Weight type: float32, bfloat16, float16; as stored if not given.")
+]
 ChatOption = Annotated[bool, typer.Option("--chat", help="Put prompts through the model's chat template.")]
 HaystackOption = Annotated[
-    Path | None, typer.Option(help="Text file, or folder of .txt files, to hide needles in instead of the built-in prose.")
+    Path | None,
+    typer.Option(help="Text file, or folder of .txt files, to hide needles in instead of the built-in prose."),
 ]
 
 
@@ -83,7 +88,7 @@ def _complain(error: object) -> None:
     Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
 
 
-def _sayer(as_json: bool) -> Callable[[Any], None]:
+def _sayer(as_json: bool) -> Callable[..., None]:
     """Where human output goes: standard output, or standard error beside JSON."""
     from rich.console import Console
 
@@ -143,7 +148,7 @@ def get(
     with _errors():
         if name != "smollm2":
             raise UnknownName("model to fetch", name, ("smollm2",))
-        say(f"smollm2 is ready in {get_smollm2(force=force, progress=say)}", soft_wrap=True)  # type: ignore[call-arg]
+        say(f"smollm2 is ready in {get_smollm2(force=force, progress=say)}", soft_wrap=True)
 
 
 @app.command()
@@ -152,10 +157,13 @@ def demo(
     out: OutOption = Path("demo-out"),
     seed: SeedOption = 0,
     kind: Annotated[str, typer.Option(help="Needle trials: passkey, facts or landmarks.")] = "passkey",
-    n: NOption = 60,
+    n: NOption = 50,
     context_length: LengthOption = 160,
-    n_control: Annotated[int, typer.Option(help="Trials of the control task, recall from memory.")] = 30,
+    n_control: Annotated[int, typer.Option(help="Trials of the control task, recall from memory.")] = 25,
     draws: Annotated[int, typer.Option(help="Random head sets.")] = 7,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--no-chat", help="Chat template or not; used where the model has one.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show in minutes which heads retrieve, and that the model needs them.
@@ -168,7 +176,7 @@ def demo(
 
     say = _sayer(as_json)
     with _errors():
-        options = DemoOptions(kind, n, context_length, n_control, draws, seed)
+        options = DemoOptions(kind, n, context_length, n_control, draws, seed, chat)
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         result = run_demo(model, out, options, say=lambda text: say(f"[dim]{text}[/dim]"))
         say(_table(head_table(result.scores), "Ten best heads (score)"))
@@ -198,7 +206,9 @@ def score(
     unembed: Annotated[
         str | None, typer.Option(help="raw (as published), normed (exact share of the logit) or centered.")
     ] = None,
-    pooling: Annotated[str, typer.Option(help="step: every answer step weighs the same; trial: every trial does.")] = "step",
+    pooling: Annotated[
+        str, typer.Option(help="step: every answer step weighs the same; trial: every trial does.")
+    ] = "step",
     rouge_threshold: Annotated[float, typer.Option(help="Keep trials whose ROUGE-1 recall is above this.")] = 0.5,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, tokens.")] = 50,
     batch_size: BatchOption = 8,
@@ -212,7 +222,7 @@ def score(
 
     Example: mechheads score -m smollm2 -t facts -s locos -s attention_spatial --n 40 -o out
     """
-    from mechheads.demo import writable_folder
+    from mechheads.demo import writable_folder, write_json
     from mechheads.plots import score_heatmaps
     from mechheads.report import Section, write_report
 
@@ -238,11 +248,13 @@ def score(
             "n_kept": first.n_kept,
             "complete": first.meta["complete"],
             "top": {
-                name: [{"head": str(h), "score": one.score_of(h)} for h in one.top(min(top, one.n_layers * one.n_heads))]
+                name: [
+                    {"head": str(h), "score": one.score_of(h)} for h in one.top(min(top, one.n_layers * one.n_heads))
+                ]
                 for name, one in found.items()
             },
         }
-        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        write_json(folder / "summary.json", summary)
         write_report(
             folder / "heatmap.html",
             title=f"Head scores of {ca.model.spec.name}",
@@ -265,11 +277,14 @@ def ablate(
     model: ModelOption = "smollm2",
     heads: Annotated[str | None, typer.Option(help="Heads to ablate, best first: 'L18H6 L23H2'.")] = None,
     scores: Annotated[
-        list[Path] | None, typer.Option("--scores", help="A METHOD.parquet that 'mechheads score' wrote; repeat to compare.")
+        list[Path] | None,
+        typer.Option("--scores", help="A METHOD.parquet that 'mechheads score' wrote; repeat to compare."),
     ] = None,
     k: Annotated[str, typer.Option("--k", help="Set sizes, comma-separated; the baseline is always run.")] = "1,2,5,10",
     trials: TrialsOption = "passkey",
-    control: Annotated[str, typer.Option(help="Control task that should survive: recall, arithmetic or none.")] = "recall",
+    control: Annotated[
+        str, typer.Option(help="Control task that should survive: recall, arithmetic or none.")
+    ] = "recall",
     intervention: Annotated[str, typer.Option(help="mean (over the calibration trials) or zero.")] = "mean",
     site: Annotated[str, typer.Option(help="z (head output) or q (query).")] = "z",
     draws: Annotated[int, typer.Option(help="Random head sets for each k, never the tested heads; 0 for none.")] = 7,
@@ -324,7 +339,9 @@ def _rankings(heads: str | None, scores: list[Path] | None) -> dict[str, Any]:
         name = loaded.method if loaded.method not in out else path.stem
         out[name] = loaded
     if not out:
-        raise InvalidInput("name the heads: --heads 'L18H6 L23H2', or --scores out/locos.parquet from 'mechheads score'.")
+        raise InvalidInput(
+            "name the heads: --heads 'L18H6 L23H2', or --scores out/locos.parquet from 'mechheads score'."
+        )
     return out
 
 
@@ -374,6 +391,7 @@ def _ablate(
 
 def _write_sweep(folder: Path, sweep: Any) -> Any:
     """Files of a sweep; returns the curve."""
+    from mechheads.demo import write_json
     from mechheads.plots import ablation_curve
     from mechheads.report import Section, write_report
 
@@ -381,7 +399,7 @@ def _write_sweep(folder: Path, sweep: Any) -> Any:
     curve = sweep.curve("correct")
     curve.to_csv(folder / "ablation.csv", index=False)
     summary = {"meta": sweep.meta, "correct": json.loads(curve.to_json(orient="records"))}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2, default=str) + "\n")
+    write_json(folder / "summary.json", summary)
     write_report(
         folder / "ablation.html",
         title="Ablation",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from mechheads.stats import topk_overlap
 from mechheads.sweep import random_heads
 
 TESTED_K = 5
+MAX_NEW_TOKENS = 16
+BATCH = 25
 METHODS = ["locos", "attention_spatial", "dla"]
 
 
@@ -37,14 +39,16 @@ class DemoOptions:
         n_control: Trials of the control task (recall of facts that are not in the context).
         draws: Random head sets.
         seed: Seed of trials and draws.
+        chat: Ask through the chat template; None does so where the model has one.
     """
 
     kind: str = "passkey"
-    n: int = 60
+    n: int = 50
     context_length: int = 160
-    n_control: int = 30
+    n_control: int = 25
     draws: int = 7
     seed: int = 0
+    chat: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,16 @@ def writable_folder(out: str | Path) -> Path:
     return path
 
 
+def write_json(path: Path, value: Any) -> Path:
+    """Write JSON whole or not at all."""
+    text = json.dumps(value, indent=2) + "\n"
+
+    def write(target: Path) -> None:
+        target.write_text(text, encoding="utf-8")
+
+    return write_atomically(path, write)
+
+
 def run_demo(
     model: Any, out: str | Path, options: DemoOptions, *, say: Callable[[str], None], progress: bool | None = None
 ) -> DemoResult:
@@ -95,28 +109,32 @@ def run_demo(
     folder = writable_folder(out)
     say(f"loading {model!r} and checking that its parts add up")
     ca = CircuitAnalysis(model, progress=progress)
+    if options.chat is None:
+        options = replace(options, chat=ca.model.has_chat_template)
     trials = needles(
-        options.kind, ca.model, n=options.n, context_length=options.context_length, seed=options.seed
-    )
+        options.kind, ca.model, n=options.n, context_length=options.context_length, seed=options.seed,
+        chat=bool(options.chat),
+    )  # fmt: skip
     control = recall(ca.model, n=options.n_control, seed=options.seed, split=None)
     calibration, test = trials.split("calibration"), trials.split("test")
     say(f"scoring {ca.model.spec.n_layers * ca.model.spec.n_heads} heads on {len(calibration)} calibration trials")
-    scores = ca.score(METHODS, calibration)
+    scores = ca.score(METHODS, calibration, max_new_tokens=MAX_NEW_TOKENS, batch_size=BATCH)
     for name, one in scores.items():
         one.save(folder / f"{name}.parquet")
     say(f"mean-ablating the best heads on {len(test)} test trials, with {options.draws} random sets")
     sweep = ca.sweep(
         {name: scores[name] for name in ("locos", "attention_spatial")},
-        k=(0, 1, 2, 3, TESTED_K),
+        k=(0, 1, 2, TESTED_K),
         trials={options.kind: test, "recall": control},
         intervention=mean_ablation(site="z", reference=calibration),
         controls=random_heads(draws=options.draws, seed=options.seed, at=(TESTED_K,)),
-        max_new_tokens=12,
+        max_new_tokens=MAX_NEW_TOKENS,
+        batch_size=BATCH,
     )
     sweep.save(folder / "sweep.parquet")
     summary = summarise(scores, sweep, options)
     summary["seconds"] = round(time.time() - started, 1)
-    write_atomically(folder / "summary.json", lambda p: p.write_text(json.dumps(summary, indent=2) + "\n"))
+    write_json(folder / "summary.json", summary)
     sweep.curve("correct").to_csv(folder / "ablation.csv", index=False)
     page = _write_page(folder / "demo.html", scores, sweep, summary, options)
     return DemoResult(scores, sweep, summary, page)
@@ -172,8 +190,8 @@ def verdict(summary: dict[str, Any]) -> list[str]:
     a, k = summary["accuracy"], summary["k"]
     lines = [
         f"Without ablation the model answers {_share(a['baseline'])} of the test questions.",
-        f"With its {k} best LOCOS heads mean-ablated it answers {_share(a['locos'])}; with the {k} best heads by attention "
-        f"alone, {_share(a['attention_spatial'])}; with {k} random heads, {_share(a['random'])} "
+        f"With its {k} best LOCOS heads mean-ablated it answers {_share(a['locos'])}; with the {k} best heads by "
+        f"attention alone, {_share(a['attention_spatial'])}; with {k} random heads, {_share(a['random'])} "
         f"(mean of {a['random']['n_draws']} draws that never take a tested head).",
         f"Recall of facts that are not in the context: {_share(a['recall_baseline'])} without ablation, "
         f"{_share(a['recall_locos'])} with the LOCOS heads ablated.",
@@ -229,10 +247,11 @@ def _write_page(
         Section(
             "Data",
             text=[
-                f"{options.n} prompts of {options.context_length} tokens of ordinary prose with one pass key in it, at varying "
-                f"depth. {n_cal} calibration prompts choose the heads ({summary['n_kept']} answered rightly and kept), "
-                f"{n_test} other prompts, with other keys, test them. The control asks {options.n_control} facts that stand "
-                "in no context."
+                f"{options.n} prompts{' (through the chat template)' if options.chat else ''} of "
+                f"{options.context_length} tokens of ordinary prose with one needle in it, at varying depth.",
+                f"{n_cal} calibration prompts choose the heads ({summary['n_kept']} answered rightly and kept); "
+                f"{n_test} other prompts, with other needles, test them.",
+                f"The control asks {options.n_control} facts that stand in no context.",
             ],
         ),
         Section(
@@ -240,21 +259,22 @@ def _write_page(
             text=[
                 "LOCOS asks what a head writes toward the answer when it reads the needle, less what it writes from "
                 "everywhere else; attention_spatial asks the same of attention alone. Outlined are the "
-                f"{TESTED_K} best of each. They share {summary['top10_shared_by_locos_and_attention']} of their ten best heads."
+                f"{TESTED_K} best of each. Of their ten best heads they share "
+                f"{summary['top10_shared_by_locos_and_attention']}."
             ],
             figure=score_heatmaps([locos, attention], top=TESTED_K),
-            figure_caption="Score of every head; layers from the bottom up. Hover for the value, its interval and rank.",
+            figure_caption="Score of every head. Hover for the value, its interval and rank.",
             table=head_table(scores),
             table_caption="Ten best heads by each method, with their scores",
         ),
         Section(
             "What breaks without them",
             text=[
-                "The k best heads of each ranking are set to their mean over the calibration prompts, at every position. "
-                "An answer is right if it holds the gold answer as whole words."
+                "The k best heads of each ranking are set to their mean over the calibration prompts, at every "
+                "position. An answer is right if it holds the gold answer as whole words."
             ],
             figure=ablation_curve(sweep, metric="correct"),
-            figure_caption="Share of right answers against the number of ablated heads, with 95% intervals over trials.",
+            figure_caption="Share of right answers against the number of ablated heads, with 95% intervals.",
             table=accuracy_table(summary),
             table_caption="Share of right answers, with 95% bootstrap intervals over trials",
         ),
@@ -268,6 +288,16 @@ def _write_page(
             ],
         ),
     ]
+    flags = {
+        "model": name,
+        "kind": options.kind,
+        "n": options.n,
+        "context-length": options.context_length,
+        "n-control": options.n_control,
+        "draws": options.draws,
+        "seed": options.seed,
+    }
+    chat = " --chat" if options.chat else " --no-chat"
     return write_report(
         path,
         title=f"Which heads of {name} retrieve?",
@@ -275,7 +305,6 @@ def _write_page(
         sections=sections,
         provenance={"scores": locos.meta, "sweep": sweep.meta, "seconds": summary.get("seconds")},
         commands=[
-            f"mechheads demo --model {name} --kind {options.kind} --n {options.n} --context-length {options.context_length} "
-            f"--n-control {options.n_control} --draws {options.draws} --seed {options.seed}"
+            "mechheads demo " + " ".join(f"--{k} {v}" for k, v in flags.items()) + chat,
         ],
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mechheads.decode import greedy
+from mechheads.errors import InvalidInput
 from mechheads.model import Model
 
 
@@ -47,7 +48,16 @@ def generate(
 
     Returns:
         One Generation a prompt, in the order given.
+
+    Raises:
+        InvalidInput: For no prompts, or one that the model cannot run.
     """
+    if not prompts:
+        raise InvalidInput("there are no prompts to run.")
+    if batch_size < 1:
+        raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1.")
+    for i, prompt in enumerate(prompts):
+        model.check_tokens(prompt, what=f"prompt {i}")
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     out: dict[int, Generation] = {}
     for start in range(0, len(order), batch_size):

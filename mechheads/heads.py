@@ -91,9 +91,7 @@ class HeadSet(Sequence[Head]):
             return value
         if isinstance(value, str):
             return cls(part for part in re.split(r"[,\s]+", value) if part)
-        if isinstance(value, tuple) and len(value) == 2 and all(
-            isinstance(v, (int, np.integer)) for v in value
-        ):
+        if isinstance(value, tuple) and len(value) == 2 and all(isinstance(v, (int, np.integer)) for v in value):
             return cls([value])
         return cls(value)
 
@@ -159,8 +157,7 @@ class HeadSet(Sequence[Head]):
         for head in self._heads:
             if head.layer >= n_layers or head.head >= n_heads:
                 raise InvalidInput(
-                    f"{head} does not exist: the model has layers 0 to {n_layers - 1} "
-                    f"and heads 0 to {n_heads - 1}."
+                    f"{head} does not exist: the model has layers 0 to {n_layers - 1} and heads 0 to {n_heads - 1}."
                 )
         return self
 
@@ -198,10 +195,7 @@ def draw_random_heads(
     rng = np.random.default_rng(seed)
     excluded = set(exclude or ())
     pool = [
-        Head(layer, head)
-        for layer in range(n_layers)
-        for head in range(n_heads)
-        if Head(layer, head) not in excluded
+        Head(layer, head) for layer in range(n_layers) for head in range(n_heads) if Head(layer, head) not in excluded
     ]
     if match_layers is None:
         if k > len(pool):

@@ -124,9 +124,9 @@ def mean_activation(
         model.check_tokens(trial.tokens, what=f"reference trial {trial.id!r}")
     total = torch.zeros(spec.n_layers, spec.n_heads, spec.d_head, dtype=torch.float64)
     count = 0
-    ordered = sorted(reference, key=lambda t: len(t.tokens))
+    ordered = sorted((trial.tokens for trial in reference), key=len)
     for start in range(0, len(ordered), batch_size):
-        prompts = [t.tokens for t in ordered[start : start + batch_size]]
+        prompts = ordered[start : start + batch_size]
         width = max(map(len, prompts))
         tokens = torch.zeros(len(prompts), width, dtype=torch.long, device=model.backend.device)
         mask = torch.zeros_like(tokens)

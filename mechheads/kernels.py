@@ -22,9 +22,7 @@ def group_size(n_heads: int, n_key_value_heads: int) -> int:
         InvalidInput: If the heads do not divide evenly.
     """
     if n_key_value_heads < 1 or n_heads % n_key_value_heads:
-        raise InvalidInput(
-            f"{n_heads} query heads cannot share {n_key_value_heads} key/value heads evenly."
-        )
+        raise InvalidInput(f"{n_heads} query heads cannot share {n_key_value_heads} key/value heads evenly.")
     return n_heads // n_key_value_heads
 
 
@@ -99,8 +97,8 @@ def norm_direction(
 ) -> Float[Tensor, "step d_model"]:
     """Pull a direction back through a norm whose scale is frozen.
 
-    For ``norm(x) = (x - mean(x)) / scale * weight`` (LayerNorm, ``centers``) or ``x / scale * weight`` (RMSNorm), returns
-    the d' with ``d . norm(x) = d' . x`` (bias left out).
+    For ``norm(x) = (x - mean(x)) / scale * weight`` (LayerNorm, ``centers``) or ``x / scale * weight`` (RMSNorm),
+    returns the d' with ``d . norm(x) = d' . x`` (bias left out).
     """
     out = direction.float()
     if weight is not None:

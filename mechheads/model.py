@@ -120,7 +120,7 @@ class Model:
         if not text:
             raise InvalidInput("the prompt is empty; give at least one character.")
         if chat:
-            if not getattr(self.tokenizer, "chat_template", None):
+            if not self.has_chat_template:
                 raise InvalidInput(f"{self.spec.name!r} has no chat template; use chat=False.")
             text = self.tokenizer.apply_chat_template(
                 [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
@@ -132,6 +132,11 @@ class Model:
             )
         out = self.tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
         return Encoding(text, tuple(out["input_ids"]), tuple(map(tuple, out["offset_mapping"])))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether prompts can go through a chat template."""
+        return bool(getattr(self.backend.tokenizer, "chat_template", None))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of some tokens, special tokens included."""
@@ -187,7 +192,7 @@ class Model:
         for name, tensor in self.backend.parameters():
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             flat = tensor.detach().contiguous().cpu().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy())
+            digest.update(flat.view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
@@ -200,12 +205,14 @@ class Model:
             raise InvalidInput(f"layer {layer} does not exist: the model has layers 0 to {self.spec.n_layers - 1}.")
 
     def check_tokens(self, tokens: Sequence[int], *, what: str = "the prompt") -> None:
-        """Raise InvalidInput if a prompt is longer than the context or holds tokens of another model.
+        """Raise InvalidInput if a prompt is empty, longer than the context, or holds tokens of another model.
 
         Args:
             tokens: The prompt.
             what: Its name in the message.
         """
+        if not len(tokens):
+            raise InvalidInput(f"{what} has no tokens.")
         if len(tokens) > self.spec.n_ctx:
             raise InvalidInput(
                 f"{what} has {len(tokens)} tokens, but {self.spec.name!r} takes at most {self.spec.n_ctx}; make the "
@@ -284,8 +291,13 @@ def load(
     kind = type(model).__name__
     if isinstance(model, (str, Path)):
         loaded = _load_by_name(
-            str(model), tokenizer=tokenizer, revision=revision, dtype=dtype, device=device,
-            device_map=device_map, n_devices=n_devices,
+            str(model),
+            tokenizer=tokenizer,
+            revision=revision,
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            n_devices=n_devices,
         )
     elif kind == "TransformerBridge":
         loaded = _from_bridge(model, tokenizer, fresh=False)
@@ -332,7 +344,8 @@ def _load_by_name(name: str, *, tokenizer: Any, revision: str | None, dtype: Any
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(source, **where)
         hf = None
         if Path(source).is_dir():
-            hf = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="eager")
+            with _no_loading_bar():
+                hf = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="eager")
     except (OSError, ValueError) as error:
         raise InvalidInput(
             f"cannot load the model {name!r}: {_first_line(error)} Give 'smollm2', a hub id that this machine can "
@@ -355,11 +368,23 @@ def _boot(source: str, *, hf: Any, tokenizer: Any, **options: Any) -> Any:
             hf = hf.to(options["device"]) if options["device"] else hf
             options = {"dtype": options["dtype"]}
         given = {k: v for k, v in options.items() if v is not None}
-        bridge = TransformerBridge.boot_transformers(
-            source, hf_model=hf, tokenizer=copy.deepcopy(tokenizer), **given
-        )
+        bridge = TransformerBridge.boot_transformers(source, hf_model=hf, tokenizer=copy.deepcopy(tokenizer), **given)
     bridge.eval()
     return bridge
+
+
+@contextmanager
+def _no_loading_bar() -> Iterator[None]:
+    """Without transformers' bar over local weights, which takes a second; downloads keep theirs."""
+    from transformers.utils import logging as hf_logging
+
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
 
 
 def _resolve(name: str) -> str:

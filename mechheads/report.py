@@ -122,8 +122,7 @@ class Section:
         captions = self.figure_captions
         if len(captions) != len(self.figures):
             raise InvalidInput(
-                f"{self.heading!r} has {len(self.figures)} figures but {len(captions)} captions; "
-                "give one each."
+                f"{self.heading!r} has {len(self.figures)} figures but {len(captions)} captions; give one each."
             )
 
     @property
@@ -257,10 +256,15 @@ def _figure(figure: go.Figure, caption: str, n: int) -> str:
     drawn.update_layout(width=None, height=height, autosize=True)
     name = f"mechheads-figure-{n}"
     body = drawn.to_html(
-        full_html=False, include_plotlyjs=False, include_mathjax=False, div_id=name,
+        full_html=False,
+        include_plotlyjs=False,
+        include_mathjax=False,
+        div_id=name,
         config={
             # plotly.js shows a button that uploads the chart unless told not to.
-            "displaylogo": False, "responsive": True, "showSendToCloud": False,
+            "displaylogo": False,
+            "responsive": True,
+            "showSendToCloud": False,
             "toImageButtonOptions": {"format": "svg", "filename": name},
         },
     )
@@ -279,14 +283,11 @@ def _table(table: pd.DataFrame, caption: str) -> str:
     """A table with a caption; numbers to three digits and right-aligned, the first column as row headings."""
     columns = list(table.columns)
     right = [pd.api.types.is_numeric_dtype(table[c]) and table[c].dtype != bool for c in columns]
-    head = "".join(
-        f'<th scope="col"{_number_class(r)}>{_text(c)}</th>' for c, r in zip(columns, right, strict=True)
-    )
+    head = "".join(f'<th scope="col"{_number_class(r)}>{_text(c)}</th>' for c, r in zip(columns, right, strict=True))
     rows = []
     for values in table.itertuples(index=False, name=None):
         cells = [
-            f'<th scope="row"{_number_class(r)}>{_cell(v)}</th>' if j == 0
-            else f"<td{_number_class(r)}>{_cell(v)}</td>"
+            f'<th scope="row"{_number_class(r)}>{_cell(v)}</th>' if j == 0 else f"<td{_number_class(r)}>{_cell(v)}</td>"
             for j, (v, r) in enumerate(zip(values, right, strict=True))
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")

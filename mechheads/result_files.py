@@ -108,9 +108,7 @@ def read_table(path: str | Path, *, kind: str) -> tuple[pa.Table, dict[str, Any]
 def _header(path: Path, metadata: Mapping[bytes, bytes], kind: str) -> dict[str, Any]:
     """The mechheads header of a file, checked for format and kind."""
     if KEY not in metadata:
-        raise ResultFileError(
-            f"{path} is a Parquet file without mechheads metadata; mechheads did not write it."
-        )
+        raise ResultFileError(f"{path} is a Parquet file without mechheads metadata; mechheads did not write it.")
     try:
         header = json.loads(metadata[KEY])
         found, found_kind = int(header["format"]), header["kind"]
@@ -118,8 +116,7 @@ def _header(path: Path, metadata: Mapping[bytes, bytes], kind: str) -> dict[str,
         raise ResultFileError(f"{path} has mechheads metadata that cannot be read: {error!r}.") from error
     if found > FORMAT:
         raise ResultFileError(
-            f"{path} was written by a newer mechheads (format {found}); this one reads up to {FORMAT}: "
-            "upgrade."
+            f"{path} was written by a newer mechheads (format {found}); this one reads up to {FORMAT}: upgrade."
         )
     if found_kind != kind:
         raise ResultFileError(f"{path} holds {found_kind!r}, but {kind!r} was asked for.")

@@ -106,7 +106,7 @@ def score_trials(
         InvalidInput: If an option belongs to no method, or a trial cannot be run.
         MethodFailed: If a method raises; ``partial`` keeps what was done.
     """
-    tables = _tables(methods, options)
+    tables = [_Table(m, m.resolve(options)) for m in check_options(methods, options)]
     _check_trials(model, trials)
     needs = sorted({need for t in tables for need in t.method.needs})
     order = sorted(range(len(trials)), key=lambda i: len(trials[i].tokens))
@@ -151,8 +151,13 @@ class _ScoringError(Exception):
     """A method raised; the message names method and trial."""
 
 
-def _tables(methods: Sequence[str], options: Mapping[str, Any]) -> list[_Table]:
-    """Methods with their options; every option given must belong to one of them."""
+def check_options(methods: Sequence[str], options: Mapping[str, Any]) -> list[Method]:
+    """The methods, if every option given belongs to one of them.
+
+    Raises:
+        UnknownName: For an unknown method.
+        InvalidInput: For an option that none of them has.
+    """
     found = [get_method(name) for name in methods]
     known = {k for m in found for k in m.options}
     for key in options:
@@ -161,7 +166,7 @@ def _tables(methods: Sequence[str], options: Mapping[str, Any]) -> list[_Table]:
                 f"no option {key!r} for {', '.join(methods)}. Options of these methods: "
                 f"{', '.join(sorted(known)) or '(none)'}; of every run: {', '.join(RunOptions.__dataclass_fields__)}."
             )
-    return [_Table(m, m.resolve(options)) for m in found]
+    return found
 
 
 def _check_trials(model: Model, trials: TrialSet) -> None:
@@ -232,7 +237,9 @@ def _call(table: _Table, acts: Any, trial: Trial, n_heads: int) -> dict[str, np.
     for key, value in out.items():
         if not isinstance(value, Tensor) or tuple(value.shape) != (n_heads,):
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise InvalidInput(f"method {name!r} returned {shape} for {key!r}; expected a tensor of shape ({n_heads},).")
+            raise InvalidInput(
+                f"method {name!r} returned {shape} for {key!r}; expected a tensor of shape ({n_heads},)."
+            )
     return {key: value.detach().float().cpu().numpy() for key, value in out.items()}
 
 

@@ -71,9 +71,7 @@ class HeadScores:
     def __post_init__(self) -> None:
         values = _frozen(self.values, np.float32)
         if values.ndim != 3 or 0 in values.shape[1:]:
-            raise InvalidInput(
-                f"values has shape {values.shape}; expected (trial, layer, head), such as (60, 30, 9)."
-            )
+            raise InvalidInput(f"values has shape {values.shape}; expected (trial, layer, head), such as (60, 30, 9).")
         n = values.shape[0]
         ids = tuple(self.trial_ids)
         records = tuple(self.records) or ({},) * n
@@ -95,16 +93,19 @@ class HeadScores:
             raise InvalidInput("a part is named 'score'; that name is taken by the values themselves.")
         for name, part in parts.items():
             if part.shape != values.shape:
-                raise InvalidInput(
-                    f"part {name!r} has shape {part.shape}; expected that of values, {values.shape}."
-                )
+                raise InvalidInput(f"part {name!r} has shape {part.shape}; expected that of values, {values.shape}.")
         for name, array in (("values", values), *parts.items()):
             _check_not_infinite(name, array, ids)
-        ready = tuple(
-            json_ready(r, where=f"record of trial {i!r}") for i, r in zip(ids, records, strict=True)
-        )
-        fixed = {"values": values, "kept": kept, "weights": weights, "trial_ids": ids, "parts": parts,
-                 "records": ready, "meta": json_ready(self.meta, where="meta")}
+        ready = tuple(json_ready(r, where=f"record of trial {i!r}") for i, r in zip(ids, records, strict=True))
+        fixed = {
+            "values": values,
+            "kept": kept,
+            "weights": weights,
+            "trial_ids": ids,
+            "parts": parts,
+            "records": ready,
+            "meta": json_ready(self.meta, where="meta"),
+        }
         for name, value in fixed.items():
             object.__setattr__(self, name, value)
 
@@ -288,9 +289,7 @@ class HeadScores:
         if k > len(heads):
             total = self.n_layers * self.n_heads
             undefined = f", of which {total - len(heads)} have no score" if len(heads) < total else ""
-            raise InvalidInput(
-                f"k is {k}, but the model has {total} heads{undefined}; ask for at most {len(heads)}."
-            )
+            raise InvalidInput(f"k is {k}, but the model has {total} heads{undefined}; ask for at most {len(heads)}.")
         return heads[:k]
 
     # -- tables and subsets ------------------------------------------------------------------
@@ -346,9 +345,7 @@ class HeadScores:
             if trial not in place:
                 near = difflib.get_close_matches(str(trial), self.trial_ids, n=3, cutoff=0.5)
                 hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-                raise InvalidInput(
-                    f"there is no trial {trial!r} among the {len(place)} of {self.method!r}.{hint}"
-                )
+                raise InvalidInput(f"there is no trial {trial!r} among the {len(place)} of {self.method!r}.{hint}")
         return self._take([place[trial] for trial in chosen])
 
     def split(self, name: str) -> HeadScores:
@@ -394,9 +391,7 @@ class HeadScores:
                 raise InvalidInput(f"cannot merge scores that differ in {difference}.")
         both = set(self.trial_ids) & set(other.trial_ids)
         if both:
-            raise InvalidInput(
-                f"trial {min(both)!r} stands in both results ({len(both)} such); merge distinct trials."
-            )
+            raise InvalidInput(f"trial {min(both)!r} stands in both results ({len(both)} such); merge distinct trials.")
         meta = dict(self.meta)
         if self.meta.get("trials") != other.meta.get("trials"):
             meta["trials"] = [*_listed(self.meta.get("trials")), *_listed(other.meta.get("trials"))]
@@ -436,8 +431,12 @@ class HeadScores:
             **{f"part:{name}": to_column(part) for name, part in self.parts.items()},
         }
         header = {
-            "shape": list(self.shape), "method": self.method, "unit": self.unit, "pooling": self.pooling,
-            "parts": list(self.parts), "meta": self.meta,
+            "shape": list(self.shape),
+            "method": self.method,
+            "unit": self.unit,
+            "pooling": self.pooling,
+            "parts": list(self.parts),
+            "meta": self.meta,
         }
         return write_table(path, pa.table(columns), kind="head_scores", header=header)
 
@@ -537,8 +536,14 @@ class HeadScores:
         for head, row in scores.items():
             values[:, head.layer, head.head] = row
         return cls(
-            method=method, values=values, kept=np.ones(n, dtype=bool), weights=np.ones(n),
-            trial_ids=tuple(map(str, range(n))), unit=unit, pooling="trial", meta={"source": path.name},
+            method=method,
+            values=values,
+            kept=np.ones(n, dtype=bool),
+            weights=np.ones(n),
+            trial_ids=tuple(map(str, range(n))),
+            unit=unit,
+            pooling="trial",
+            meta={"source": path.name},
         )
 
 

@@ -167,9 +167,7 @@ def bootstrap_mean(
     return Interval(estimate, float(low), float(high), level, x.size)
 
 
-def paired_bootstrap(
-    a: Any, b: Any, *, level: float = 0.95, n_boot: int = 2000, seed: int = 0
-) -> Interval:
+def paired_bootstrap(a: Any, b: Any, *, level: float = 0.95, n_boot: int = 2000, seed: int = 0) -> Interval:
     """Mean of ``a - b`` over the same trials, with a percentile bootstrap interval.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,18 @@ class Store:
         path: Folder; made if it is not there.
 
     Raises:
-        OutputNotWritable: If the folder cannot be made.
+        OutputNotWritable: If the folder cannot be made or written.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.path, os.W_OK):  # better now than after the computation
+                raise PermissionError("no permission to write")
         except OSError as error:
             raise OutputNotWritable(
-                f"the store {str(self.path)!r} cannot be made: {error}. Choose a folder you may write to."
+                f"the store {str(self.path)!r} cannot be made or written: {error}. Choose a folder you may write to."
             ) from error
 
     def file(self, key: Mapping[str, Any]) -> Path:

@@ -83,9 +83,7 @@ def plan_cells(
         InvalidInput: If a k is larger than a ranking, or too few heads are left to draw from.
     """
     n_layers, n_heads = shape
-    sizes = sorted({int(x) for x in k} - {0})
-    if any(x < 0 for x in sizes):
-        raise InvalidInput(f"k holds {sizes[0]}; set sizes cannot be negative.")
+    sizes = _sizes(k)
     reserved = {"none", "random"} & set(rankings)
     if reserved:
         raise InvalidInput(f"a ranking cannot be called {reserved.pop()!r}; that names a control.")
@@ -102,7 +100,10 @@ def plan_cells(
     for heads in rankings.values():
         tested = tested | heads[: sizes[-1]]
     first = next(iter(rankings.values()), HeadSet())
-    for size in sizes if controls.at is None else [x for x in sizes if x in controls.at]:
+    drawn_at = sizes if controls.at is None else _sizes(controls.at)
+    if not set(drawn_at) <= set(sizes):
+        raise InvalidInput(f"random heads are asked at k = {drawn_at}, but the sweep has k = {sizes}.")
+    for size in drawn_at:
         for draw in range(controls.draws):
             drawn = draw_random_heads(
                 n_layers,
@@ -114,6 +115,14 @@ def plan_cells(
             )
             cells.append(Cell("random", draw, size, drawn))
     return cells
+
+
+def _sizes(k: Sequence[int]) -> list[int]:
+    """Set sizes without the baseline, rising, each once."""
+    for x in k:
+        if isinstance(x, bool) or x != int(x) or x < 0:
+            raise InvalidInput(f"k holds {x!r}; set sizes are whole numbers from 0.")
+    return sorted({int(x) for x in k} - {0})
 
 
 def _seed(*parts: int) -> int:
@@ -129,6 +138,19 @@ def as_rankings(rankings: Mapping[str, Any]) -> dict[str, HeadSet]:
         name: value.ranking() if isinstance(value, HeadScores) else HeadSet.parse(value)
         for name, value in rankings.items()
     }
+
+
+def _check_tasks(model: Model, tasks: Mapping[str, TrialSet]) -> None:
+    """Refuse before the first pass what would fail in the middle of the sweep."""
+    if not tasks:
+        raise InvalidInput("a sweep needs at least one task, such as {'passkey': trials}.")
+    for task, trials in tasks.items():
+        if not len(trials):
+            raise InvalidInput(f"the task {task!r} has no trials.")
+        for trial in trials:
+            model.check_tokens(trial.tokens, what=f"trial {trial.id!r} of task {task!r}")
+            if trial.answer is None:
+                raise InvalidInput(f"trial {trial.id!r} has no gold answer, so a sweep cannot judge it.")
 
 
 def judge_answer(trial: Trial, said: Generation) -> dict[str, float]:
@@ -176,10 +198,7 @@ def run_sweep(
     """
     ranked = as_rankings(rankings)
     cells = plan_cells(ranked, k, (model.spec.n_layers, model.spec.n_heads), controls)
-    for trials in tasks.values():
-        for trial in trials:
-            if trial.answer is None:
-                judge_answer(trial, Generation((), "", (), ""))
+    _check_tasks(model, tasks)
     prepared = intervention.prepare(model, batch_size=batch_size)
     rows: list[dict[str, Any]] = []
     done: dict[tuple[str, frozenset], list[Generation]] = {}
@@ -203,7 +222,7 @@ def run_sweep(
         "sweep",
         {
             "intervention": prepared.describe(),
-            "k": sorted({int(x) for x in k}),
+            "k": [0, *_sizes(k)],
             "controls": None if controls is None else asdict(controls),
             "max_new_tokens": max_new_tokens,
             "stop_at_newline": True,

@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 
 BASELINE = "none"
 COLUMNS = {
-    "ranking": str, "draw": int, "k": int, "task": str, "trial_id": str,
-    "metric": str, "value": float, "heads": str,
+    "ranking": str,
+    "draw": int,
+    "k": int,
+    "task": str,
+    "trial_id": str,
+    "metric": str,
+    "value": float,
+    "heads": str,
 }
 _CELL = ["ranking", "draw", "k", "task", "trial_id", "metric"]
 
@@ -125,8 +131,7 @@ class SweepResult:
         if rows.empty:
             measured = sorted(set(frame.loc[here, "k"].tolist()))
             raise InvalidInput(
-                f"{metric!r} on {task!r} was not measured for {ranking!r} at k={k}; "
-                f"measured there: k in {measured}."
+                f"{metric!r} on {task!r} was not measured for {ranking!r} at k={k}; measured there: k in {measured}."
             )
         return rows.reset_index(drop=True)
 
@@ -173,12 +178,20 @@ class SweepResult:
                 per_trial = _within_trial(by_draw)
                 n, means = int(np.isfinite(per_trial).sum()), _mean(by_draw)
                 few = n < 2
-                rows.append({
-                    "ranking": of_ranking, "task": name, "k": k, "mean": float(_mean(per_trial[None])[0]),
-                    "ci_low": np.nan if few else float(low), "ci_high": np.nan if few else float(high),
-                    "draw_min": float(means.min()), "draw_max": float(means.max()),
-                    "n_trials": n, "n_draws": len(by_draw),
-                })
+                rows.append(
+                    {
+                        "ranking": of_ranking,
+                        "task": name,
+                        "k": k,
+                        "mean": float(_mean(per_trial[None])[0]),
+                        "ci_low": np.nan if few else float(low),
+                        "ci_high": np.nan if few else float(high),
+                        "draw_min": float(means.min()),
+                        "draw_max": float(means.max()),
+                        "n_trials": n,
+                        "n_draws": len(by_draw),
+                    }
+                )
         return pd.DataFrame(rows)
 
     def auc(
@@ -221,11 +234,19 @@ class SweepResult:
                 area = _area(ks, np.array([_mean(t[None]) for t in trials]))
                 low, high = percentiles(_area(ks, np.array([samples[of_ranking, k] for k in ks])), level)
                 few = n < 2
-                rows.append({
-                    "ranking": of_ranking, "task": name, "auc": float(area[0]),
-                    "ci_low": np.nan if few else float(low), "ci_high": np.nan if few else float(high),
-                    "k_min": ks[0], "k_max": ks[-1], "n_k": len(ks), "n_trials": n,
-                })
+                rows.append(
+                    {
+                        "ranking": of_ranking,
+                        "task": name,
+                        "auc": float(area[0]),
+                        "ci_low": np.nan if few else float(low),
+                        "ci_high": np.nan if few else float(high),
+                        "k_min": ks[0],
+                        "k_max": ks[-1],
+                        "n_k": len(ks),
+                        "n_trials": n,
+                    }
+                )
         return pd.DataFrame(rows)
 
     def compare(
@@ -270,8 +291,14 @@ class SweepResult:
             raise InvalidInput(f"{a!r} and {b!r} share no trial at k={k} on {task!r}; nothing can be paired.")
         left, right = np.array([x[t] for t in shared]), np.array([y[t] for t in shared])
         return Comparison(
-            a=a, b=b, k=int(k), metric=metric, task=task, n=len(shared),
-            mean_a=float(left.mean()), mean_b=float(right.mean()),
+            a=a,
+            b=b,
+            k=int(k),
+            metric=metric,
+            task=task,
+            n=len(shared),
+            mean_a=float(left.mean()),
+            mean_b=float(right.mean()),
             difference=paired_bootstrap(left, right, level=level, n_boot=n_boot, seed=seed),
             p_value=paired_permutation(left, right, n_perm=n_perm, seed=seed),
         )
@@ -347,9 +374,7 @@ def _checked(frame: pd.DataFrame) -> pd.DataFrame:
         raise InvalidInput(f"the sweep's table has two values for {row}; every cell and trial needs one.")
     if np.isinf(frame["value"]).any():
         row = frame[np.isinf(frame["value"])].iloc[0]
-        raise InvalidInput(
-            f"{row['metric']} of trial {row['trial_id']!r} is {row['value']}; expected finite or NaN."
-        )
+        raise InvalidInput(f"{row['metric']} of trial {row['trial_id']!r} is {row['value']}; expected finite or NaN.")
     return frame
 
 
@@ -373,9 +398,7 @@ def _by_trial(cell: pd.DataFrame) -> dict[str, float]:
     return {trial: float(np.mean(v)) for trial, v in sorted(values.items())}
 
 
-def _with_baseline(
-    cells: dict[tuple[str, int], np.ndarray], wanted: list[str]
-) -> dict[tuple[str, int], np.ndarray]:
+def _with_baseline(cells: dict[tuple[str, int], np.ndarray], wanted: list[str]) -> dict[tuple[str, int], np.ndarray]:
     """The wanted rankings' cells, rising in k, the baseline standing as k=0 of each."""
     out = {}
     for ranking in wanted:
@@ -399,9 +422,7 @@ def _within_trial(by_draw: np.ndarray) -> np.ndarray:
     return _mean(by_draw.T)
 
 
-def _resample(
-    cells: Mapping[tuple[str, int], np.ndarray], n_boot: int, seed: int
-) -> dict[tuple[str, int], np.ndarray]:
+def _resample(cells: Mapping[tuple[str, int], np.ndarray], n_boot: int, seed: int) -> dict[tuple[str, int], np.ndarray]:
     """Bootstrap means of every cell, ``[n_boot]``, all from the same resampled trials."""
     if not cells:
         return {}

@@ -99,9 +99,7 @@ def normalise(text: str) -> str:
     Articles stay if nothing else would.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
-    bare = "".join(
-        c for c in folded if c not in string.punctuation and not unicodedata.category(c).startswith("P")
-    )
+    bare = "".join(c for c in folded if c not in string.punctuation and not unicodedata.category(c).startswith("P"))
     words = bare.split()
     return " ".join([w for w in words if w not in _ARTICLES] or words)
 
@@ -172,8 +170,7 @@ def find_answer_tokens(
         raise InvalidInput(f"the gold answer is {answer!r}; give the text that was to be found.")
     if len(generated_pieces) != len(generated_ids):
         raise InvalidInput(
-            f"there are {len(generated_pieces)} pieces but {len(generated_ids)} token ids; "
-            "give one piece per token."
+            f"there are {len(generated_pieces)} pieces but {len(generated_ids)} token ids; give one piece per token."
         )
     ids = list(generated_ids)
     variants = sorted((list(v) for v in answer_ids_variants if len(v)), key=len, reverse=True)

@@ -84,9 +84,7 @@ def _parse_spans(value: Any) -> tuple[Span, ...]:
     """One span or several, as a sorted tuple."""
     if isinstance(value, Span):
         return (value,)
-    if isinstance(value, Sequence) and len(value) == 2 and all(
-        isinstance(v, (int, np.integer)) for v in value
-    ):
+    if isinstance(value, Sequence) and len(value) == 2 and all(isinstance(v, (int, np.integer)) for v in value):
         return (Span.parse(value),)
     if not isinstance(value, Iterable):
         raise InvalidInput(f"cannot read spans from {value!r}; write (start, stop) or a list of such.")
@@ -138,9 +136,7 @@ class Trial:
                 "should produce, or None if nothing is asked."
             )
         if self.label is not None and not 0 <= self.label < len(self.candidates):
-            raise InvalidInput(
-                f"trial {self.id!r} has label {self.label} but {len(self.candidates)} candidates."
-            )
+            raise InvalidInput(f"trial {self.id!r} has label {self.label} but {len(self.candidates)} candidates.")
 
     def _check_spans(self, name: str, spans: tuple[Span, ...]) -> None:
         n = len(self.tokens)
@@ -262,9 +258,7 @@ class TrialSet(Sequence[Trial]):
         options: What reproduces it (kind, n, context length, seed, ...), JSON-ready.
     """
 
-    def __init__(
-        self, trials: Iterable[Trial], *, name: str = "trials", options: Mapping[str, Any] | None = None
-    ):
+    def __init__(self, trials: Iterable[Trial], *, name: str = "trials", options: Mapping[str, Any] | None = None):
         self._trials = tuple(trials)
         self.name = name
         self.options = dict(options or {})

@@ -80,37 +80,46 @@ def verify(model: Model, *, tolerance: float = 1e-5) -> Verification:
     if prefill is not None and prefill > 10 * tolerance:
         # A twin that computes something else is left out; the hooked model prefills instead.
         model.backend.twin = None
-    result = Verification(
-        head_sum=probe.head_sum_error(),
-        cache=probe.cache_error(),
-        rows=probe.row_error(),
+    # In this order, and each refused before the next is measured: nothing can be read from a broken cache.
+    cache = _necessary(model, "cache", probe.cache_error(), 10 * tolerance)
+    return Verification(
+        head_sum=_necessary(model, "head_sum", probe.head_sum_error(), tolerance),
+        cache=cache,
+        rows=_necessary(model, "rows", probe.row_error(), tolerance),
         logit=probe.logit_error(),
         qk=probe.qk_error(),
         prefill=prefill,
         tolerance=tolerance,
     )
-    _refuse_if_broken(model, result)
-    return result
 
 
-def _refuse_if_broken(model: Model, result: Verification) -> None:
-    """Raise for the first necessary identity that fails."""
-    checks = (
-        ("cache", result.cache, 10, "cached and uncached logits agree",
-         "The KV cache is broken: transformers 5.24 renamed the argument that TransformerLens reads, so new "
-         "tokens see only each other. Install 'transformers>=5.9,<5.24'."),
-        ("head_sum", result.head_sum, 1, "the heads sum to the attention output",
-         "Something stands between the heads and the residual stream that mechheads does not know."),
-        ("rows", result.rows, 1, "attention rows are causal and sum to one",
-         "A mask, a window or a sink of this architecture is not what its configuration says."),
-    )  # fmt: skip
-    for _, error, factor, identity, why in checks:
-        if not error <= factor * result.tolerance:
-            raise ModelRefused(
-                f"{model.spec.name!r} ({model.spec.architecture} via {model.spec.backend}) fails the identity "
-                f"'{identity}': relative error {error:.2e}, allowed {factor * result.tolerance:.0e}. {why} "
-                "No score is computed on a model whose parts do not add up."
-            )
+_NECESSARY = {
+    "cache": (
+        "cached and uncached logits agree",
+        "The KV cache is broken: transformers 5.24 renamed the argument that TransformerLens reads, so new "
+        "tokens see only each other. Install 'transformers>=5.9,<5.24'.",
+    ),
+    "head_sum": (
+        "the heads sum to the attention output",
+        "Something stands between the heads and the residual stream that mechheads does not know.",
+    ),
+    "rows": (
+        "attention rows are causal and sum to one",
+        "A mask, a window or a sink of this architecture is not what its configuration says.",
+    ),
+}
+
+
+def _necessary(model: Model, name: str, error: float, allowed: float) -> float:
+    """The error of an identity, or ModelRefused if it is more than allowed (or not a number)."""
+    if error <= allowed:
+        return error
+    identity, why = _NECESSARY[name]
+    raise ModelRefused(
+        f"{model.spec.name!r} ({model.spec.architecture} via {model.spec.backend}) fails the identity "
+        f"'{identity}': relative error {error:.2e}, allowed {allowed:.0e}. {why} "
+        "No score is computed on a model whose parts do not add up."
+    )
 
 
 class _Probe:

@@ -141,8 +141,8 @@ def test_prompts_that_cannot_run(llama: mh.Model, asked: Any, options: dict[str,
 
 
 def test_the_message_names_the_prompt_as_the_caller_counts(llama: mh.Model) -> None:
-    asked = [[5] * 20, [5] * 129, [5] * 3, [5] * 2]
-    with pytest.raises(mh.InvalidInput, match="prompt 1 has 129 tokens"):
+    asked = [[5] * 3, [5] * 2, [5] * 129, [5] * 20]
+    with pytest.raises(mh.InvalidInput, match="prompt 2 has 129 tokens"):
         generate(llama, asked, batch_size=2)
 
 

@@ -43,7 +43,7 @@ _SLIDING = {"sliding_window": WINDOW, "layer_types": _MIXED}
 
 _CONFIGS: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: hf.GPT2Config(
-        vocab_size=VOCAB, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=N_CTX, **_IDS
+        vocab_size=VOCAB, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=N_CTX, n_ctx=N_CTX, **_IDS
     ),
     "opt": lambda: hf.OPTConfig(
         vocab_size=VOCAB, hidden_size=WIDTH, ffn_dim=96, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
@@ -67,6 +67,8 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     ),
 }  # fmt: skip
 ARCHITECTURES = tuple(_CONFIGS)
+# HookedTransformer converts OLMo-2 only with as many key/value heads as query heads.
+_CONFIGS["olmo2_mha"] = lambda: hf.Olmo2Config(**_COMMON)
 # Written down by hand, so that the package's own reading of the configurations is checked against it.
 WINDOWS: dict[str, tuple[int | None, ...]] = {
     "mistral": (WINDOW,) * 3,
@@ -336,7 +338,7 @@ def cases(name: str, *, new_tokens: int = 5) -> tuple[Case, ...]:
     reference = Reference(name)
     found = []
     for i, (length, needle, part) in enumerate(layouts):
-        tokens, said, logprobs = _talkative(reference, length, new_tokens, seed=100 * i)
+        tokens, said, logprobs = talkative(reference, length, new_tokens, seed=100 * i)
         steps = list(range(len(said)))
         answer = None
         if part is not None:
@@ -349,7 +351,7 @@ def cases(name: str, *, new_tokens: int = 5) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def _talkative(
+def talkative(
     reference: Reference, length: int, new_tokens: int, *, seed: int
 ) -> tuple[list[int], list[int], list[float]]:
     """The first prompt to which the model says that many plain words, none of them by a hair."""

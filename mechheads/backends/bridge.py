@@ -65,7 +65,8 @@ class BridgeBackend:
                 "Use another size of the family."
             )
         odd = {
-            t for t in (getattr(self.text_config, "layer_types", None) or [])
+            t
+            for t in (getattr(self.text_config, "layer_types", None) or [])
             if t not in ("full_attention", "sliding_attention")
         }
         if odd:
@@ -73,13 +74,22 @@ class BridgeBackend:
                 f"{self.architecture} has layers of type {sorted(odd)}; mechheads takes softmax attention "
                 "layers apart ('full_attention', 'sliding_attention') and cannot score the others."
             )
+        if self.bridge._weights_processed and self.has_sinks():
+            raise ModelRefused(
+                f"{self.architecture} has attention sinks, so its rows sum to less than one, but TransformerLens' weight "
+                "processing folds value biases as if they summed to one: this bridge is no longer the model. Boot it "
+                "again without enable_compatibility_mode(), or with no_processing=True."
+            )
         missing = [i for i, b in enumerate(self.bridge.blocks) if not hasattr(b.attn, "hook_pattern")]
         if missing:
             raise ModelRefused(f"{self.architecture}: layers {missing} have no attention pattern to read.")
 
     def _describe_weights(self) -> str:
-        """``raw``, or ``processed`` after TransformerLens' compatibility mode folded something."""
-        return "processed" if getattr(self.bridge, "compatibility_mode", False) else "raw"
+        """``raw``, or ``processed`` after TransformerLens folded or centred something.
+
+        The compatibility mode alone (``no_processing=True``) renames hooks and leaves the weights as they are.
+        """
+        return "processed" if self.bridge._weights_processed else "raw"
 
     def _has_flat_qk_norm(self) -> bool:
         """True where one norm spans all heads' queries (OLMo-2/3), so heads are not independent at q."""
@@ -144,7 +154,7 @@ class BridgeBackend:
 
     def cached_kv(self, cache: DynamicCache, layer: int) -> tuple[Tensor, Tensor]:
         """Keys (rotated) and values of a layer."""
-        entry = cache.layers[layer]
+        entry: Any = cache.layers[layer]
         return entry.keys, entry.values
 
     def cached_keys_are_final(self) -> bool:
@@ -211,9 +221,12 @@ class BridgeBackend:
     def post_norm(self, layer: int) -> tuple[Norm, str] | None:
         """Norm between the attention output and the residual stream (Gemma-2/3, OLMo-2/3)."""
         block = self.bridge.blocks[layer]
-        if "ln1_post" not in block._modules:
-            return None
-        return _norm(block.ln1_post), f"blocks.{layer}.ln1_post.hook_scale"
+        if "ln1_post" in block._modules:
+            return _norm(block.ln1_post), f"blocks.{layer}.ln1_post.hook_scale"
+        # The bridge of TransformerLens 3.9 calls OLMo-2/3's only norm around attention ln1, though it comes after.
+        if "ln1" in block._modules and block.ln1.name == "post_attention_layernorm":
+            return _norm(block.ln1), f"blocks.{layer}.ln1.hook_scale"
+        return None
 
     def window(self, layer: int) -> int | None:
         """Sliding window of a layer, from the Hugging Face configuration."""
@@ -258,7 +271,11 @@ def _norm(module: Any) -> Norm:
     """Effective weight and bias of a TransformerLens norm component."""
     component = module.original_component
     weight = getattr(component, "weight", None)
-    if weight is not None and module.uses_weight_offset:
+    # TransformerLens 3.9 has no property for it, only the configuration's word.
+    offset = getattr(module, "uses_weight_offset", None)
+    if offset is None:
+        offset = module.uses_rms_norm and getattr(module.config, "rmsnorm_uses_offset", False)
+    if weight is not None and offset:
         weight = weight + 1.0
     centers = not module.uses_rms_norm
     return Norm(weight, getattr(component, "bias", None) if centers else None, centers)

@@ -101,11 +101,11 @@ def _bit_sums(tensor: Tensor | None) -> list[Tensor]:
 def build_twin(bridge: Any) -> Twin | None:
     """Make the twin of a bridge, or None where none can stand in for it.
 
-    No twin: weights processed by the compatibility mode, models spread over devices, classes that cannot be
+    No twin: the compatibility mode or processed weights, models spread over devices, classes that cannot be
     built from their configuration, or parameters that cannot be matched by name.
     """
-    hf = bridge.original_model
-    if getattr(bridge, "compatibility_mode", False) or getattr(hf, "hf_device_map", None):
+    hf: Any = bridge.original_model
+    if bridge.compatibility_mode or bridge._weights_processed or getattr(hf, "hf_device_map", None):
         return None
     if getattr(hf, "is_quantized", False):
         return None
@@ -136,8 +136,7 @@ def build_twin(bridge: Any) -> Twin | None:
 def _copy_buffers(hf: nn.Module, twin: nn.Module) -> None:
     """Give the twin the values of the bridge's buffers (rotary tables may have been patched)."""
     have = {
-        ".".join(p for p in path.split(".") if p != _WRAP): b
-        for path, b in hf.named_buffers(remove_duplicate=False)
+        ".".join(p for p in path.split(".") if p != _WRAP): b for path, b in hf.named_buffers(remove_duplicate=False)
     }
     for path, buffer in twin.named_buffers(remove_duplicate=False):
         source = have.get(path)
@@ -157,7 +156,8 @@ def _copied_parameters(hf: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, 
                 extra.append((module, name, _bit_sums(p)))
     if not extra:
         return []
-    for path, module in hf.named_modules():
+    # A module may be met first under another name (TransformerLens' own for the joint projection), so all names count.
+    for path, module in hf.named_modules(remove_duplicate=False):
         if any(key in path for key in ("c_attn", "query_key_value", "qkv_proj", "gate_up_proj")):
             for name, p in module._parameters.items():
                 if p is not None and id(p) not in seen:

@@ -15,8 +15,8 @@ from mechheads.trials import Trial
 def attention_spatial(acts: LayerActs, trial: Trial) -> dict[str, Float[Tensor, " head"]]:
     """LOCOS with ``alpha`` in place of ``phi``: needle attention less its share of the rest.
 
-    ``plus = sum_{j in needle} alpha[t, j]``; ``minus = n / (N - n) * sum_{j not in needle} alpha[t, j]``; mean over answer
-    steps (arXiv 2607.01002, the control without OV). Between -n/(N-n) and 1; 0 for uniform attention.
+    ``plus = sum_{j in needle} alpha[t, j]``; ``minus = n / (N - n) * sum_{j not in needle} alpha[t, j]``; mean over
+    answer steps (arXiv 2607.01002, the control without OV). Between -n/(N-n) and 1; 0 for uniform attention.
 
     Args:
         acts: One layer at the answer's steps.

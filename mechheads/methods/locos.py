@@ -22,7 +22,8 @@ def locos(acts: LayerActs, trial: Trial, *, unembed: str = "raw") -> dict[str, F
     Args:
         acts: One layer at the answer's steps.
         trial: The trial; needs a ``needle`` span.
-        unembed: ``"raw"`` (as published: rows of W_U, no norm), ``"normed"`` (exact share of the logit) or ``"centered"``.
+        unembed: ``"raw"`` (as published: rows of W_U, no norm), ``"normed"`` (exact share of the logit) or
+            ``"centered"`` (less the mean over the vocabulary).
 
     Returns:
         ``score``, ``plus`` and ``minus``, in logits (in units of the raw unembedding for ``"raw"``: not a share of the

@@ -1,0 +1,276 @@
+"""HookedTransformer (TransformerLens 3.9) with the same weights as the bridge gives the same numbers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+import transformers as hf
+
+import mechheads as mh
+from mechheads.capture import capture
+from mechheads.generate import generate
+from mechheads.interventions import apply
+from mechheads.model import Model
+
+pytestmark = [
+    pytest.mark.tl3,
+    pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
+]
+
+NAMES = tuple("olmo2_mha" if name == "olmo2" else name for name in tiny.ARCHITECTURES)
+SCORES = ["locos", "attention_spatial", "dla"]
+PARTS = ("q", "k", "v", "z", "pattern", "final_scale", "post_scale")
+RAW = {
+    "fold_ln": False,
+    "center_writing_weights": False,
+    "center_unembed": False,
+    "fold_value_biases": False,
+}
+
+each_architecture = pytest.mark.parametrize("name", NAMES)
+
+
+def neutral(name: str) -> str:
+    """The model's folder under a name that says nothing: TransformerLens guesses architectures from names."""
+    folder = tiny.folder(name).parent / f"number-{tiny.ARCHITECTURES.index(name.removesuffix('_mha'))}"
+    if not folder.exists():
+        folder.symlink_to(tiny.folder(name), target_is_directory=True)
+    return str(folder)
+
+
+def hooked_config(name: str, model: Any, *, fold_ln: bool) -> Any:
+    """TransformerLens' configuration of a tiny model; three families are known to it by hub id alone."""
+    from transformer_lens import HookedTransformerConfig
+    from transformer_lens.loading_from_pretrained import get_pretrained_model_config
+
+    def known(source: str, like: Any) -> Any:
+        return get_pretrained_model_config(source, hf_cfg=like.config.to_dict(), fold_ln=fold_ln, device="cpu")
+
+    changes: dict[str, Any]
+    if name == "olmo2_mha":
+        like = known(neutral("olmo3"), model).to_dict()
+        changes = {
+            "original_architecture": "Olmo2ForCausalLM", "use_local_attn": False, "n_key_value_heads": None,
+            "attn_types": ["global"] * tiny.LAYERS, "rotary_base": model.config.rope_parameters["rope_theta"],
+        }  # fmt: skip
+    elif name in ("gemma2", "gemma3"):
+        like = known({"gemma2": "google/gemma-2-2b", "gemma3": "google/gemma-3-1b-it"}[name], model).to_dict()
+        changes = {
+            "d_model": tiny.WIDTH, "d_head": tiny.D_HEAD, "rotary_dim": tiny.D_HEAD, "n_heads": tiny.HEADS, 
+            "n_key_value_heads": 2, "d_mlp": 96, "n_layers": tiny.LAYERS, "n_ctx": tiny.N_CTX, "window_size": tiny.WINDOW,
+            "attn_scale": math.sqrt(24), "d_vocab_out": tiny.VOCAB,
+            "attn_types": ["global" if w is None else "local" for w in tiny.windows(name)],
+        }  # fmt: skip
+    else:
+        return known(neutral(name), model)
+    return HookedTransformerConfig.from_dict({**like, **changes})
+
+
+def hooked_transformer(name: str, **processing: bool) -> Any:
+    """A HookedTransformer with the weights of the tiny model; raw unless asked otherwise."""
+    from transformer_lens import HookedTransformer
+    from transformer_lens.loading_from_pretrained import get_pretrained_state_dict
+
+    model = tiny.plain(name)
+    options = {**RAW, **processing}
+    config = hooked_config(name, model, fold_ln=options["fold_ln"])
+    weights = get_pretrained_state_dict(neutral(name), config, model, dtype=torch.float32)
+    words = hf.PreTrainedTokenizerFast.from_pretrained(tiny.folder(name))
+    out = HookedTransformer(config, tokenizer=words, move_to_device=False)
+    out.load_and_process_state_dict(weights, **options)
+    return out
+
+
+@functools.cache
+def hooked(name: str) -> Model:
+    """Loaded once; for tests that leave it as it is."""
+    return mh.load(hooked_transformer(name))
+
+
+def score(model: Model, trials: Sequence[mh.Trial], **options: Any) -> dict[str, mh.HeadScores]:
+    return mh.CircuitAnalysis(model).score(SCORES, trials, max_new_tokens=5, **options)
+
+
+def trials_of(name: str) -> list[mh.Trial]:
+    return [case.trial for case in tiny.cases(name)]
+
+
+@each_architecture
+def test_verifies_and_agrees_with_hugging_face(name: str) -> None:
+    model = hooked(name)
+    found = model.verification
+    assert found is not None and found.normed_exact and found.qk_exact
+    assert model.spec.backend == "HookedTransformer"
+    assert model.spec.weights == "raw"
+    tokens = tiny.prompt(26, seed=3)
+    assert tiny.relative(tiny.array(model.logits(tokens)), tiny.Reference(name).logits(tokens)) < 1e-5
+
+
+@each_architecture
+def test_adapter_says_what_the_bridge_says(name: str) -> None:
+    model, bridge = hooked(name), tiny.shared(name)
+    for field in ("architecture", "n_layers", "n_heads", "n_key_value_heads", "d_head", "d_model", "d_vocab", "n_ctx"):
+        assert getattr(model.spec, field) == getattr(bridge.spec, field), field
+    ours, theirs = model.backend, bridge.backend
+    for field in ("logit_softcap", "score_softcap", "flat_qk_norm"):
+        assert getattr(ours, field) == getattr(theirs, field), field
+    assert ours.has_sinks() == theirs.has_sinks() == (name == "gptoss")
+    assert model.stop_tokens == bridge.stop_tokens
+    assert torch.equal(model.W_U, bridge.W_U)
+    assert torch.equal(model.b_U, bridge.b_U)
+    pairs = [(model.final_norm, bridge.final_norm)]
+    for layer in range(tiny.LAYERS):
+        assert torch.equal(model.W_O(layer), bridge.W_O(layer))
+        assert torch.equal(model.b_O(layer), bridge.b_O(layer))
+        assert ours.window(layer) == theirs.window(layer) == tiny.windows(name)[layer]
+        assert ours.score_scale(layer) == pytest.approx(theirs.score_scale(layer))
+        mine, other = ours.post_norm(layer), theirs.post_norm(layer)
+        assert (mine is None) is (other is None)
+        if mine is not None and other is not None:
+            pairs.append((mine[0], other[0]))
+    for mine, other in pairs:
+        assert mine.centers is other.centers
+        for a, b in ((mine.weight, other.weight), (mine.bias, other.bias)):
+            assert (a is None) is (b is None)
+            assert a is None or b is None or torch.allclose(a, b)
+
+
+@each_architecture
+def test_captures_agree_with_the_bridge(name: str) -> None:
+    trials = trials_of(name)
+    some, others = (
+        capture(model, trials, needs=PARTS[:5], max_new_tokens=5) for model in (hooked(name), tiny.shared(name))
+    )
+    for one, other in zip(some, others, strict=True):
+        assert one.decoded.tokens == other.decoded.tokens
+        assert len(one.decoded.tokens) == 5
+        for layer in range(tiny.LAYERS):
+            a, b = one.layer(layer), other.layer(layer)
+            assert torch.equal(a.visible, b.visible)
+            for part in PARTS:
+                x, y = getattr(a, part), getattr(b, part)
+                assert (x is None) is (y is None), part
+                if x is not None:
+                    assert tiny.relative(tiny.array(x), tiny.array(y)) < 1e-4, (part, layer)
+
+
+@each_architecture
+@pytest.mark.parametrize("unembed", ["raw", "normed", "centered"])
+def test_scores_agree_with_the_bridge_and_with_a_loop(name: str, unembed: str) -> None:
+    got, want = (score(model, trials_of(name), unembed=unembed) for model in (hooked(name), tiny.shared(name)))
+    reference = tiny.Reference(name)
+    for i, case in enumerate(tiny.cases(name)):
+        loop = tiny.loop_scores(name, case, reference)
+        for method in SCORES:
+            assert got[method].kept[i] and want[method].kept[i]
+            assert tiny.relative(got[method].values[i], want[method].values[i]) < 1e-4, (method, i)
+            if unembed == "raw":
+                assert tiny.relative(got[method].values[i], loop[method]) < 1e-4, (method, i)
+
+
+@each_architecture
+@pytest.mark.parametrize("site", ["z", "q"])
+@pytest.mark.parametrize("kind", ["zero", "mean"])
+def test_ablated_generation_agrees_with_the_bridge(name: str, site: str, kind: str) -> None:
+    trials = trials_of(name)
+    if kind == "zero":
+        intervention = mh.zero_ablation(site=site)
+    else:
+        intervention = mh.mean_ablation(site=site, reference=trials[:2])
+    intervention = intervention.on([(0, 1), (1, 2), (2, 3)])
+    prompts = [trial.tokens for trial in trials]
+    answers = []
+    for model in (hooked(name), tiny.shared(name)):
+        if site == "q" and name.startswith("olmo"):
+            with pytest.warns(UserWarning, match="all heads together"), apply(model, intervention):
+                answers.append(generate(model, prompts, max_new_tokens=5))
+        else:
+            with apply(model, intervention):
+                answers.append(generate(model, prompts, max_new_tokens=5))
+    plain = generate(hooked(name), prompts, max_new_tokens=5)
+    moved = 0.0
+    for one, other, before in zip(*answers, plain, strict=True):
+        assert one.tokens == other.tokens
+        assert np.abs(np.subtract(one.logprobs, other.logprobs)).max(initial=0) < 1e-4
+        if one.tokens and before.tokens:
+            moved = max(moved, abs(one.logprobs[0] - before.logprobs[0]))
+    assert moved > 1e-3
+
+
+@each_architecture
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_padding_and_company_change_nothing(name: str, padding: str) -> None:
+    model, trials = hooked(name), trials_of(name)
+    if padding == "right" and any(tiny.windows(name)):
+        with pytest.raises(mh.InvalidInput, match="sliding windows"):
+            score(model, trials, padding=padding)
+        return
+    alone = score(model, trials, batch_size=1)
+    got = score(model, trials[::-1], padding=padding, batch_size=len(trials))
+    for method in SCORES:
+        for trial_id, values in zip(got[method].trial_ids, got[method].values, strict=True):
+            want = alone[method].values[alone[method].trial_ids.index(trial_id)]
+            assert tiny.relative(values, want) < 1e-4, (method, trial_id)
+
+
+@each_architecture
+def test_prompts_of_one_token_and_of_the_whole_context(name: str) -> None:
+    prompts = [[11], tiny.prompt(tiny.N_CTX - 2, seed=5), tiny.prompt(12, seed=6)]
+    got = generate(hooked(name), prompts, max_new_tokens=6)
+    want = generate(tiny.shared(name), prompts, max_new_tokens=6)
+    for one, other in zip(got, want, strict=True):
+        assert one.tokens == other.tokens
+        assert np.abs(np.subtract(one.logprobs, other.logprobs)).max(initial=0) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "qwen3", "opt"])
+def test_folded_weights_verify_and_are_recorded(name: str) -> None:
+    model = mh.load(hooked_transformer(name, **dict.fromkeys(RAW, True)))
+    assert model.spec.weights == "folded+centred"
+    found = model.verification
+    assert found is not None and found.normed_exact and found.qk_exact
+    case = tiny.cases(name)[0]
+    got, raw = score(model, [case.trial]), score(hooked(name), [case.trial])
+    assert got["locos"].meta["model"]["weights"] == "folded+centred"
+    assert tiny.relative(got["attention_spatial"].values, raw["attention_spatial"].values) < 1e-4
+    [answer] = generate(model, [case.trial.tokens], max_new_tokens=5)
+    assert list(answer.tokens) == case.said
+    assert np.abs(np.subtract(answer.logprobs, case.logprobs)).max() < 1e-4
+
+
+def test_a_hook_of_the_users_own_is_honoured() -> None:
+    model = mh.load(hooked_transformer("llama"))
+    case = tiny.cases("llama")[0]
+    before = score(model, [case.trial])
+    model.backend.model.add_hook("blocks.1.hook_mlp_out", lambda t, hook: t * 0.5)  # type: ignore[attr-defined]
+    assert model.backend.hooked()
+    reference = tiny.Reference("llama")
+    with torch.no_grad():
+        reference.layers[1].mlp.down_proj.weight.mul_(0.5)
+    tokens, said, logprobs = tiny.talkative(reference, 21, 4, seed=7)
+    trial = mh.Trial(id="hooked", tokens=tokens, spans={"needle": (14, 19)})
+    want = tiny.loop_scores("llama", tiny.Case(trial, said, logprobs, [0, 1, 2, 3]), reference)
+    got = mh.CircuitAnalysis(model).score(SCORES, [trial], max_new_tokens=4)
+    for method in SCORES:
+        assert tiny.relative(got[method].values[0], want[method]) < 1e-4
+    model.backend.model.reset_hooks()  # type: ignore[attr-defined]
+    assert not model.backend.hooked()
+    again = score(model, [case.trial])
+    assert np.array_equal(again["locos"].values, before["locos"].values)
+
+
+def test_a_model_that_cannot_be_taken_apart_is_refused() -> None:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    toy = HookedTransformerConfig(
+        n_layers=1, d_model=8, n_ctx=8, d_head=4, n_heads=2, d_vocab=11, attn_only=True, device="cpu"
+    )
+    with pytest.raises(mh.ModelRefused, match="without MLPs"):
+        mh.load(HookedTransformer(toy))

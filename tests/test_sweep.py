@@ -1,0 +1,278 @@
+"""Ablation sweeps: the plan of cells, and results equal to cells run by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import tiny
+from helpers import answered, counted
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mechheads as mh
+from mechheads.generate import generate
+from mechheads.interventions import apply
+from mechheads.sweep import judge_answer, plan_cells, random_heads, run_sweep
+from mechheads.text import contains_answer, exact_match, rouge1_recall, rougeL_f
+
+A = mh.HeadSet(["L0H0", "L1H1", "L2H2", "L0H3", "L1H0"])
+B = mh.HeadSet(["L1H1", "L0H0", "L2H3", "L2H0", "L0H1"])
+
+
+# -- the plan ------------------------------------------------------------------------------------
+
+
+def test_plan_without_controls() -> None:
+    cells = plan_cells({"a": A, "b": B}, (3, 0, 1, 3), (3, 4), None)
+    assert [(c.ranking, c.draw, c.k, c.heads.labels) for c in cells] == [
+        ("none", 0, 0, []),
+        ("a", 0, 1, ["L0H0"]),
+        ("a", 0, 3, ["L0H0", "L1H1", "L2H2"]),
+        ("b", 0, 1, ["L1H1"]),
+        ("b", 0, 3, ["L1H1", "L0H0", "L2H3"]),
+    ]
+
+
+def test_the_baseline_is_always_there() -> None:
+    assert [c.k for c in plan_cells({"a": A}, (2,), (3, 4), None)] == [0, 2]
+    for controls in (None, random_heads()):
+        assert [c.ranking for c in plan_cells({"a": A}, (0,), (3, 4), controls)] == ["none"]
+
+
+heads = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), min_size=4, max_size=12, unique=True)
+
+
+@given(a=heads, b=heads, seed=st.integers(0, 2**31), draws=st.integers(1, 5))
+def test_random_never_draws_a_tested_head(a: list, b: list, seed: int, draws: int) -> None:
+    rankings = {"a": mh.HeadSet(a), "b": mh.HeadSet(b)}
+    cells = plan_cells(rankings, (2, 4), (6, 8), random_heads(draws=draws, seed=seed))
+    tested = set(rankings["a"][:4]) | set(rankings["b"][:4])
+    drawn = [c for c in cells if c.ranking == "random"]
+    assert [(c.k, c.draw) for c in drawn] == [(k, d) for k in (2, 4) for d in range(draws)]
+    for cell in drawn:
+        assert len(set(cell.heads)) == len(cell.heads) == cell.k
+        assert not set(cell.heads) & tested
+        cell.heads.check(6, 8)
+    assert cells == plan_cells(rankings, (2, 4), (6, 8), random_heads(draws=draws, seed=seed))
+
+
+def test_random_draws_differ_by_seed_size_and_draw() -> None:
+    def drawn(seed: int) -> list[mh.HeadSet]:
+        cells = plan_cells({"a": A}, (2, 4), (12, 12), random_heads(draws=4, seed=seed))
+        return [c.heads for c in cells if c.ranking == "random"]
+
+    sets = [frozenset(h) for seed in (0, 1) for h in drawn(seed)]
+    assert len(set(sets)) == len(sets) == 16
+
+
+def test_tested_heads_may_be_drawn_only_if_asked() -> None:
+    every = mh.HeadSet([(layer, head) for layer in range(3) for head in range(4)])
+    cells = plan_cells({"a": every}, (12,), (3, 4), random_heads(draws=1, exclude_tested=False))
+    assert set(cells[-1].heads) == set(every)
+    with pytest.raises(mh.InvalidInput, match="cannot draw 12 random heads: 12 heads less 12 excluded leaves 0"):
+        plan_cells({"a": every}, (12,), (3, 4), random_heads(draws=1))
+
+
+def test_random_heads_can_match_layers() -> None:
+    cells = plan_cells({"a": A}, (4,), (3, 4), random_heads(draws=5, match_layers=True))
+    drawn = [c for c in cells if c.ranking == "random"]
+    assert len(drawn) == 5
+    for cell in drawn:
+        assert {layer: len(h) for layer, h in cell.heads.by_layer().items()} == {0: 2, 1: 1, 2: 1}
+        assert not set(cell.heads) & set(A[:4])
+
+
+def test_random_heads_at_some_sizes_only() -> None:
+    cells = plan_cells({"a": A}, (1, 2, 4), (3, 4), random_heads(draws=2, at=(2,)))
+    assert [(c.k, c.draw) for c in cells if c.ranking == "random"] == [(2, 0), (2, 1)]
+    with pytest.raises(mh.InvalidInput, match=r"asked at k = \[3\], but the sweep has k = \[1, 2, 4\]"):
+        plan_cells({"a": A}, (1, 2, 4), (3, 4), random_heads(at=(3,)))
+
+
+@pytest.mark.parametrize(
+    ("rankings", "k", "told"),
+    [
+        ({"a": A}, (6,), "k = 6, but the ranking 'a' has 5 heads"),
+        ({"a": A}, (-1,), "k holds -1; set sizes are whole numbers"),
+        ({"a": A}, (True,), "k holds True; set sizes are whole numbers"),
+        ({"none": A}, (1,), "a ranking cannot be called 'none'"),
+        ({"random": A}, (1,), "a ranking cannot be called 'random'"),
+        ({"a": mh.HeadSet(["L3H0"])}, (1,), "L3H0 does not exist: the model has layers 0 to 2"),
+    ],
+)
+def test_plans_that_cannot_be(rankings: Any, k: Any, told: str) -> None:
+    with pytest.raises(mh.InvalidInput, match=told):
+        plan_cells(rankings, k, (3, 4), None)
+
+
+def test_no_draws() -> None:
+    with pytest.raises(mh.InvalidInput, match="draws is 0"):
+        random_heads(draws=0)
+
+
+# -- results -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tasks(llama: mh.Model) -> dict[str, mh.TrialSet]:
+    return {
+        "target": answered(llama, name="target"),
+        "control": answered(llama, (11, 16, 23), at=slice(0, 1), seed=3, name="control"),
+    }
+
+
+@pytest.fixture(scope="module")
+def mean(llama: mh.Model) -> mh.Intervention:
+    return mh.mean_ablation(reference=answered(llama, seed=7, at=slice(0, 1))).prepare(llama)
+
+
+@pytest.fixture(scope="module")
+def sweep(llama: mh.Model, tasks: dict[str, mh.TrialSet], mean: mh.Intervention) -> Any:
+    return run_sweep(
+        llama, {"a": A, "b": B}, k=(0, 1, 3), tasks=tasks, intervention=mean,
+        controls=random_heads(draws=2, seed=5), max_new_tokens=6, batch_size=4,
+    )  # fmt: skip
+
+
+def test_every_cell_equals_one_run_by_hand(
+    llama: mh.Model, tasks: dict[str, mh.TrialSet], mean: mh.Intervention, sweep: mh.SweepResult
+) -> None:
+    frame = sweep.frame
+    cells = frame.groupby(["ranking", "draw", "k", "task", "heads"], sort=False)
+    assert len(cells) == (1 + 2 * 2 + 2 * 2) * 2
+    changed = 0
+    for (ranking, _, k, task, heads), rows in cells:
+        assert len(heads.split()) == k and (ranking == "none") == (k == 0)
+        trials = tasks[task]
+        with apply(llama, mean.on(heads)):
+            said = generate(llama, [t.tokens for t in trials], max_new_tokens=6, stop_at_newline=True)
+        want = [
+            (t.id, metric, float(value))
+            for t, g in zip(trials, said, strict=True)
+            for metric, value in (
+                ("correct", contains_answer(g.text, t.answer)),
+                ("exact_match", exact_match(g.text, t.answer)),
+                ("rouge1_recall", rouge1_recall(g.text, t.answer)),
+                ("rougeL_f", rougeL_f(g.text, t.answer)),
+            )
+        ]
+        assert list(rows[["trial_id", "metric", "value"]].itertuples(index=False, name=None)) == want
+        changed += any(value < 1 for _, metric, value in want if metric == "correct")
+    assert changed > 4  # ablation does change answers here
+
+
+def test_the_baseline_answers_everything_and_is_run_once(
+    llama: mh.Model, tasks: dict[str, mh.TrialSet], sweep: mh.SweepResult, mean: mh.Intervention,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for task, trials in tasks.items():
+        base = sweep.cell("a", 0, task, "correct")
+        assert base["value"].tolist() == [1.0] * len(trials) and set(base["heads"]) == {""}
+    assert len(sweep.frame.query("ranking == 'none' and metric == 'correct'")) == 9
+    # The twin prefills only where nothing is ablated: one batch of the target, one of the control.
+    with counted(llama, monkeypatch) as calls:
+        run_sweep(llama, {"a": A, "b": B}, k=(0, 1), tasks=tasks, intervention=mean, max_new_tokens=2)
+    assert calls["prefill"] == 2
+
+
+def test_equal_head_sets_are_run_once(
+    llama: mh.Model, tasks: dict[str, mh.TrialSet], mean: mh.Intervention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs(rankings: dict[str, mh.HeadSet]) -> int:
+        with counted(llama, monkeypatch) as calls:
+            run_sweep(llama, rankings, k=(2,), tasks=tasks, intervention=mean, max_new_tokens=2)
+        return calls["run"]
+
+    assert set(A[:2]) == set(B[:2])
+    assert runs({"a": A, "b": B}) == runs({"a": A}) < runs({"a": A, "b": B[2:]})
+
+
+def test_the_result_knows_where_it_came_from(
+    llama: mh.Model, tasks: dict[str, mh.TrialSet], sweep: mh.SweepResult, mean: mh.Intervention
+) -> None:
+    meta = sweep.meta
+    assert meta["model"]["weight_hash"] == llama.weight_hash() and meta["method"] == "sweep" and meta["seed"] == 5
+    options = meta["options"]
+    assert options["k"] == [0, 1, 3] and options["max_new_tokens"] == 6 and options["stop_at_newline"] is True
+    assert options["intervention"] == mean.describe() and options["intervention"]["reference"]["n"] == 6
+    assert options["rankings"] == {"a": A.labels, "b": B.labels}
+    assert options["controls"]["draws"] == 2 and options["controls"]["exclude_tested"] is True
+    assert meta["trials"]["name"] == "target+control"
+    assert set(meta["trials"]["options"]) == {"target", "control"}
+    assert sweep.tasks == ["target", "control"] and sweep.rankings == ["a", "b", "random"] and sweep.ks == [0, 1, 3]
+    tested = {*A[:3].labels, *B[:3].labels}
+    drawn = {h for text in sweep.frame.query("ranking == 'random'")["heads"] for h in text.split()}
+    assert drawn and not drawn & tested
+
+
+def test_the_same_sweep_twice_is_the_same(
+    llama: mh.Model, tasks: dict[str, mh.TrialSet], mean: mh.Intervention, sweep: mh.SweepResult
+) -> None:
+    again = run_sweep(
+        llama, {"a": A, "b": B}, k=(3, 1), tasks=tasks, intervention=mean,
+        controls=random_heads(draws=2, seed=5), max_new_tokens=6, batch_size=4,
+    )  # fmt: skip
+    pd.testing.assert_frame_equal(again.frame, sweep.frame)
+    assert {**again.meta, "created": ""} == {**sweep.meta, "created": ""}
+
+
+def test_head_scores_are_rankings(llama: mh.Model, tasks: dict[str, mh.TrialSet]) -> None:
+    ca = mh.CircuitAnalysis(llama)
+    locos = ca.score("locos", tasks["target"])
+    by_scores = ca.sweep({"x": locos}, k=(2,), trials=tasks["target"], intervention=mh.zero_ablation())
+    by_heads = ca.sweep({"x": locos.top(2)}, k=(2,), trials=tasks["target"], intervention=mh.zero_ablation())
+    pd.testing.assert_frame_equal(by_scores.frame, by_heads.frame)
+    assert set(by_scores.frame.query("k == 2")["heads"]) == {" ".join(locos.top(2).labels)}
+
+
+def test_results_survive_a_file(sweep: mh.SweepResult, tmp_path: Any) -> None:
+    again = mh.SweepResult.load(sweep.save(tmp_path / "sweep"))
+    pd.testing.assert_frame_equal(again.frame, sweep.frame)
+    curve = again.curve("correct", task="target")
+    assert set(curve["ranking"]) == {"a", "b", "random"} and np.isfinite(curve["mean"]).all()
+    assert (curve.query("k == 0")["mean"] == 1).all() and (curve.query("k == 3")["mean"] < 1).any()
+
+
+def test_judging_an_answer() -> None:
+    trial = mh.Trial(id="t", tokens=[5], answer="red door")
+    said = mh.CircuitAnalysis(tiny.shared("llama")).generate(tokens=[5], max_new_tokens=1)
+
+    def judge(text: str) -> dict[str, float]:
+        return judge_answer(trial, dataclasses.replace(said, text=text))
+
+    assert judge("Red door.") == {"correct": 1, "exact_match": 1, "rouge1_recall": 1, "rougeL_f": 1}
+    long = judge("It is the red door")
+    assert long["correct"] == 1 and long["exact_match"] == 0 and 0 < long["rougeL_f"] < 1
+    assert judge("a door, red") == {"correct": 0, "exact_match": 0, "rouge1_recall": 1, "rougeL_f": pytest.approx(0.4)}
+    assert set(judge("").values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"rankings": {}}, "a sweep needs at least one ranking"),
+        ({"tasks": {}}, "a sweep needs at least one task"),
+        ({"tasks": {"target": mh.TrialSet([])}}, "the task 'target' has no trials"),
+        (
+            {"tasks": {"target": mh.TrialSet([mh.Trial(id="t", tokens=[5])])}},
+            "trial 't' has no gold answer, so a sweep cannot judge it",
+        ),
+        (
+            {"tasks": {"target": mh.TrialSet([mh.Trial(id="t", tokens=[5] * 129, answer="w5")])}},
+            "trial 't' of task 'target' has 129 tokens",
+        ),
+        ({"k": (1, 99)}, "k = 99, but the ranking 'a' has 5 heads"),
+    ],
+)
+def test_sweeps_that_cannot_run_are_refused_before_any_pass(
+    llama: mh.Model, tasks: dict[str, mh.TrialSet], change: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good: dict[str, Any] = {"rankings": {"a": A}, "k": (1,), "tasks": tasks, "intervention": mh.zero_ablation()}
+    asked = {**good, **change}
+    with counted(llama, monkeypatch) as calls, pytest.raises(mh.InvalidInput, match=told):
+        run_sweep(llama, asked.pop("rankings"), **asked)
+    assert calls == {"run": 0, "prefill": 0}
