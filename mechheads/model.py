@@ -338,9 +338,10 @@ def _load_by_name(name: str, *, tokenizer: Any, revision: str | None, dtype: Any
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     where = {"revision": revision} if revision is not None else {}
+    dtype = _dtype(dtype)
     try:
         config = AutoConfig.from_pretrained(source, **where)
-        dtype = _dtype(dtype) or getattr(config, "dtype", None) or torch.float32
+        dtype = dtype or getattr(config, "dtype", None) or torch.float32
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(source, **where)
         hf = None
         if Path(source).is_dir():
@@ -368,7 +369,10 @@ def _boot(source: str, *, hf: Any, tokenizer: Any, **options: Any) -> Any:
             hf = hf.to(options["device"]) if options["device"] else hf
             options = {"dtype": options["dtype"]}
         given = {k: v for k, v in options.items() if v is not None}
-        bridge = TransformerBridge.boot_transformers(source, hf_model=hf, tokenizer=copy.deepcopy(tokenizer), **given)
+        lent = copy.deepcopy(tokenizer)
+        if "name_or_path" not in getattr(lent, "init_kwargs", {"name_or_path": source}):
+            lent.bos_token = None  # TransformerLens reloads one with a BOS by its name; a hand-made one has none
+        bridge = TransformerBridge.boot_transformers(source, hf_model=hf, tokenizer=lent, **given)
     bridge.eval()
     return bridge
 

@@ -135,11 +135,12 @@ def test_sweep_of_one_task_and_of_several(llama: mh.Model, trials: mh.TrialSet) 
     one = ca.sweep({"mine": ["L0H0"]}, trials=trials, **asked)
     assert one.tasks == ["tiny"]
     assert ca.sweep({"mine": "L0H0"}, trials=list(trials), **asked).tasks == ["trials"]
-    many = ca.sweep({"mine": ["L0H0"]}, trials={"x": trials, "y": list(trials[:2])}, **asked)
+    many = ca.sweep({"mine": ["L0H0"]}, trials={"x": trials, "y": trials[:2]}, **asked)
     assert many.tasks == ["x", "y"]
-    assert many.cell("mine", 1, "x", "rougeL_f")["value"].tolist() == one.cell("mine", 1, "tiny", "rougeL_f")[
-        "value"
-    ].tolist()
+    assert (
+        many.cell("mine", 1, "x", "rougeL_f")["value"].tolist()
+        == one.cell("mine", 1, "tiny", "rougeL_f")["value"].tolist()
+    )
     assert len(many.cell("mine", 1, "y", "correct")) == 2
 
 
@@ -176,16 +177,12 @@ def test_methods_on_the_same_capture_are_stored_with_it(
         np.testing.assert_array_equal(scores.values, fresh[name].values)
 
 
-def test_a_method_with_fewer_needs_does_not_pull_the_others_in(
-    ca: mh.CircuitAnalysis, trials: mh.TrialSet
-) -> None:
+def test_a_method_with_fewer_needs_does_not_pull_the_others_in(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
     ca.score("attention_spatial", trials)
     assert stored(ca) == {"attention_spatial"}
 
 
-def test_pooling_is_no_new_run(
-    ca: mh.CircuitAnalysis, trials: mh.TrialSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pooling_is_no_new_run(ca: mh.CircuitAnalysis, trials: mh.TrialSet, monkeypatch: pytest.MonkeyPatch) -> None:
     by_step = ca.score("locos", trials)
     with counted(ca.model, monkeypatch) as calls:
         by_trial = ca.score("locos", trials, pooling="trial")
@@ -233,8 +230,10 @@ def test_other_trials_are_another_result(
         assert calls["run"] > 0
 
 
-def test_edited_weights_are_another_result(trials: mh.TrialSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny.fresh("llama")
+def test_edited_weights_are_another_result(
+    trials: mh.TrialSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = tiny.fresh("llama")
     ca = mh.CircuitAnalysis(model, store=tmp_path)
     first = ca.score("dla", trials)
     weight = model.backend.bridge.blocks[2].attn.o.original_component.weight
@@ -262,9 +261,7 @@ def test_only_what_is_missing_is_computed(ca: mh.CircuitAnalysis, trials: mh.Tri
     assert list(both) == ["locos", "attention_spatial"]
 
 
-def test_own_methods_are_not_stored_because_their_code_may_change(
-    ca: mh.CircuitAnalysis, trials: mh.TrialSet
-) -> None:
+def test_own_methods_are_not_stored_because_their_code_may_change(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
     def mine(acts: mh.LayerActs, trial: mh.Trial) -> torch.Tensor:
         return torch.full((4,), value)
 
@@ -286,9 +283,7 @@ def test_an_option_of_a_companion_is_refused(ca: mh.CircuitAnalysis, trials: mh.
         ca.score("mine", trials, unembed="raw")
 
 
-def test_scores_under_an_intervention_are_not_stored_and_not_read(
-    ca: mh.CircuitAnalysis, trials: mh.TrialSet
-) -> None:
+def test_scores_under_an_intervention_are_not_stored_and_not_read(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
     bare = mh.TrialSet(mh.Trial(id=t.id, tokens=t.tokens, spans=t.spans) for t in trials)
     with ca.intervene(mh.zero_ablation().on("L0H0")):
         inside = ca.score("locos", bare)

@@ -98,9 +98,7 @@ def test_normed_parts_sum_to_the_logit(name: str) -> None:
     reference = tiny.Reference(name)
     run = reference.run(tokens)
     mlps: dict[int, Tensor] = {}
-    hooks = [
-        (f"blocks.{i}.hook_mlp_out", lambda t, i=i: mlps.__setitem__(i, t[0])) for i in range(tiny.LAYERS)
-    ]
+    hooks = [(f"blocks.{i}.hook_mlp_out", lambda t, i=i: mlps.__setitem__(i, t[0])) for i in range(tiny.LAYERS)]
     with model.hooks(hooks):
         model.logits(tokens)
     heads = sum(taken.layer(i).phi("normed").double().sum((0, 2)) for i in range(tiny.LAYERS))
@@ -123,8 +121,7 @@ def test_queries_and_keys_reproduce_attention(name: str) -> None:
     taken, case = one_capture(name, 1)
     seen: dict[int, Tensor] = {}
     hooks = [
-        (f"blocks.{i}.attn.hook_attn_scores", lambda t, i=i: seen.__setitem__(i, t[0]))
-        for i in range(tiny.LAYERS)
+        (f"blocks.{i}.attn.hook_attn_scores", lambda t, i=i: seen.__setitem__(i, t[0])) for i in range(tiny.LAYERS)
     ]
     with model.hooks(hooks):
         model.logits([*case.trial.tokens, *case.said])

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import mechheads as mh
-from mechheads.generate import generate
+from mechheads import runner
+from mechheads.capture import TrialCapture, capture
 
 pytestmark = pytest.mark.smollm2
 
@@ -53,9 +54,25 @@ def trials() -> mh.TrialSet:
 
 
 @pytest.fixture(scope="module")
-def scores(smollm2_model: mh.Model, trials: mh.TrialSet) -> dict[str, mh.HeadScores]:
+def run(smollm2_model: mh.Model, trials: mh.TrialSet) -> tuple[dict[str, mh.HeadScores], dict[str, list[int]]]:
+    """Scores of the three methods, and the tokens that were generated for them."""
+    said: dict[str, list[int]] = {}
+
+    def watched(*args: Any, **kwargs: Any) -> list[TrialCapture]:
+        captures = capture(*args, **kwargs)
+        said.update({one.trial.id: one.decoded.tokens for one in captures})
+        return captures
+
     ca = mh.CircuitAnalysis(smollm2_model, progress=False)
-    return ca.score(["locos", "attention_spatial", "dla"], trials, pooling="trial")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "capture", watched)
+        scores = ca.score(["locos", "attention_spatial", "dla"], trials, pooling="trial")
+    return scores, said
+
+
+@pytest.fixture(scope="module")
+def scores(run: tuple[dict[str, mh.HeadScores], dict[str, list[int]]]) -> dict[str, mh.HeadScores]:
+    return run[0]
 
 
 def of_trial(scores: mh.HeadScores, trial: str, part: str) -> np.ndarray:
@@ -101,9 +118,8 @@ def test_gate_and_answer_steps_agree(scores: dict[str, mh.HeadScores]) -> None:
             assert (record["reason"] is None) == want["passes_reference_gate"]
 
 
-def test_generated_tokens_are_identical(smollm2_model: mh.Model, trials: mh.TrialSet) -> None:
-    said = generate(smollm2_model, [t.tokens for t in trials], max_new_tokens=50, stop_at_newline=True)
-    assert [list(s.tokens) for s in said] == [t["generated_ids"] for t in REFERENCE]
+def test_generated_tokens_are_identical(run: tuple[dict[str, mh.HeadScores], dict[str, list[int]]]) -> None:
+    assert run[1] == {t["id"]: t["generated_ids"] for t in REFERENCE}
 
 
 @pytest.mark.parametrize(("method", "part"), ARRAYS)

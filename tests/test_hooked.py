@@ -51,7 +51,9 @@ def hooked_config(name: str, model: Any, *, fold_ln: bool) -> Any:
     from transformer_lens.loading_from_pretrained import get_pretrained_model_config
 
     def known(source: str, like: Any) -> Any:
-        return get_pretrained_model_config(source, hf_cfg=like.config.to_dict(), fold_ln=fold_ln, device="cpu")
+        return get_pretrained_model_config(
+            source, hf_cfg=like.config.to_dict(), fold_ln=fold_ln, device="cpu", n_ctx=tiny.N_CTX
+        )
 
     changes: dict[str, Any]
     if name == "olmo2_mha":
@@ -63,9 +65,9 @@ def hooked_config(name: str, model: Any, *, fold_ln: bool) -> Any:
     elif name in ("gemma2", "gemma3"):
         like = known({"gemma2": "google/gemma-2-2b", "gemma3": "google/gemma-3-1b-it"}[name], model).to_dict()
         changes = {
-            "d_model": tiny.WIDTH, "d_head": tiny.D_HEAD, "rotary_dim": tiny.D_HEAD, "n_heads": tiny.HEADS, 
-            "n_key_value_heads": 2, "d_mlp": 96, "n_layers": tiny.LAYERS, "n_ctx": tiny.N_CTX, "window_size": tiny.WINDOW,
-            "attn_scale": math.sqrt(24), "d_vocab_out": tiny.VOCAB,
+            "d_model": tiny.WIDTH, "d_head": tiny.D_HEAD, "rotary_dim": tiny.D_HEAD, "n_heads": tiny.HEADS,
+            "n_key_value_heads": 2, "d_mlp": 96, "n_layers": tiny.LAYERS, "n_ctx": tiny.N_CTX,
+            "window_size": tiny.WINDOW, "attn_scale": math.sqrt(24), "d_vocab_out": tiny.VOCAB,
             "attn_types": ["global" if w is None else "local" for w in tiny.windows(name)],
         }  # fmt: skip
     else:
@@ -91,7 +93,9 @@ def hooked_transformer(name: str, **processing: bool) -> Any:
 @functools.cache
 def hooked(name: str) -> Model:
     """Loaded once; for tests that leave it as it is."""
-    return mh.load(hooked_transformer(name))
+    # HookedTransformer reads the tokenizer again, which for Qwen2 finds another.
+    words = hf.PreTrainedTokenizerFast.from_pretrained(tiny.folder(name))
+    return mh.load(hooked_transformer(name), tokenizer=words)
 
 
 def score(model: Model, trials: Sequence[mh.Trial], **options: Any) -> dict[str, mh.HeadScores]:
@@ -180,11 +184,8 @@ def test_scores_agree_with_the_bridge_and_with_a_loop(name: str, unembed: str) -
 @pytest.mark.parametrize("kind", ["zero", "mean"])
 def test_ablated_generation_agrees_with_the_bridge(name: str, site: str, kind: str) -> None:
     trials = trials_of(name)
-    if kind == "zero":
-        intervention = mh.zero_ablation(site=site)
-    else:
-        intervention = mh.mean_ablation(site=site, reference=trials[:2])
-    intervention = intervention.on([(0, 1), (1, 2), (2, 3)])
+    kinds = {"zero": mh.zero_ablation(site=site), "mean": mh.mean_ablation(site=site, reference=trials[:2])}
+    intervention = kinds[kind].on([(0, 1), (1, 2), (2, 3)])
     prompts = [trial.tokens for trial in trials]
     answers = []
     for model in (hooked(name), tiny.shared(name)):

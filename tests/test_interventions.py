@@ -56,15 +56,19 @@ def plain_hooks(name: str, hf: Any, site: str, values: Mapping[tuple[int, int], 
                 x[..., head * 16 : (head + 1) * 16] = value
         return x
 
+    def put_in(layer: int) -> Any:
+        return lambda m, args: (put(args[0], layer), *args[1:])
+
+    def put_out(layer: int) -> Any:
+        return lambda m, args, out: put(out, layer)
+
     handles = []
     for layer in range(3):
         module = module_of(name, hf, layer, site)
         if site == "z":
-            handles.append(
-                module.register_forward_pre_hook(lambda m, args, layer=layer: (put(args[0], layer), *args[1:]))
-            )
+            handles.append(module.register_forward_pre_hook(put_in(layer)))
         else:
-            handles.append(module.register_forward_hook(lambda m, args, out, layer=layer: put(out, layer)))
+            handles.append(module.register_forward_hook(put_out(layer)))
     try:
         yield
     finally:
@@ -76,18 +80,24 @@ def plain_hooks(name: str, hf: Any, site: str, values: Mapping[tuple[int, int], 
 def plain_mean(name: str, hf: Any, site: str, tokens: list[list[int]]) -> Tensor:
     """``[layer head d_head]``: one prompt at a time, no padding, one sum over all positions."""
     total, count = torch.zeros(3, 4, 16, dtype=torch.float64), 0
+
+    def add(x: Tensor, layer: int) -> None:
+        total[layer] += x[0, :, :64].double().sum(0).view(4, 16)
+
+    def add_in(layer: int) -> Any:
+        return lambda m, args: add(args[0], layer)
+
+    def add_out(layer: int) -> Any:
+        return lambda m, args, out: add(out, layer)
+
     for prompt in tokens:
         handles = []
         for layer in range(3):
-
-            def add(x: Tensor, layer: int = layer) -> None:
-                total[layer] += x[0, :, :64].double().sum(0).view(4, 16)
-
             module = module_of(name, hf, layer, site)
             if site == "z":
-                handles.append(module.register_forward_pre_hook(lambda m, args, add=add: add(args[0])))
+                handles.append(module.register_forward_pre_hook(add_in(layer)))
             else:
-                handles.append(module.register_forward_hook(lambda m, args, out, add=add: add(out)))
+                handles.append(module.register_forward_hook(add_out(layer)))
         hf(torch.tensor([prompt]))
         for handle in handles:
             handle.remove()
@@ -305,12 +315,12 @@ def test_heads_that_do_not_exist(llama: mh.Model, head: str) -> None:
     ],
 )
 def test_unknown_site(make: Any) -> None:
-    with pytest.raises(mh.UnknownName, match="unknown site 'zz'.*Known: q, z"):
+    with pytest.raises(mh.UnknownName, match=r"unknown site 'zz'.*Known: q, z"):
         make(site="zz")
 
 
 def test_unknown_kind() -> None:
-    with pytest.raises(mh.UnknownName, match="unknown intervention 'zeros'.*'zero'"):
+    with pytest.raises(mh.UnknownName, match=r"unknown intervention 'zeros'.*'zero'"):
         Intervention("zeros")
 
 

@@ -57,9 +57,7 @@ def dot(a: Tensor, b: Tensor) -> float:
 @given(layers())
 @settings(max_examples=25, deadline=None)
 def test_phi_and_value_gain_are_their_loops(drawn: Drawn) -> None:
-    got, gain = phi(drawn.pattern, drawn.v, drawn.w_o, drawn.direction), value_gain(
-        drawn.v, drawn.w_o, drawn.direction
-    )
+    got, gain = phi(drawn.pattern, drawn.v, drawn.w_o, drawn.direction), value_gain(drawn.v, drawn.w_o, drawn.direction)
     assert got.shape == gain.shape == drawn.pattern.shape
     for head, step, key in np.ndindex(*got.shape):
         value = drawn.v[head // drawn.group, key]

@@ -62,15 +62,13 @@ def test_own_method_works_like_a_built_in_one(ca: mh.CircuitAnalysis, trials: mh
     mine = both["needle_mass"]
     assert mine.shape == (6, 3, 4) and mine.kept.all()
     np.testing.assert_allclose(mine.values, both["attention_spatial"].parts["plus"], atol=1e-6)
-    assert 0 < mine.values.min() and mine.values.max() < 1
+    assert mine.values.min() > 0 and mine.values.max() < 1
     assert not get_method("needle_mass").builtin and get_method("locos").builtin
     assert mine.meta["method"] == "needle_mass"
     assert len(mine.top(5)) == 5
 
 
-def test_own_options_with_defaults_reach_the_method_and_the_record(
-    ca: mh.CircuitAnalysis, trials: mh.TrialSet
-) -> None:
+def test_own_options_with_defaults_reach_the_method_and_the_record(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
     @mh.method("scaled_mass", needs=("pattern",), unit="probability")
     def scaled_mass(acts: mh.LayerActs, trial: mh.Trial, *, factor: float = 1.0) -> torch.Tensor:
         return factor * acts.need("pattern")[..., acts.mask("needle")].sum(-1).mean(-1)
@@ -211,9 +209,7 @@ def test_nan_means_undefined_for_that_head_alone(ca: mh.CircuitAnalysis, trials:
     assert np.isnan(some.mean()[:, 1]).all() and (some.mean()[:, 2] == 2).all() and len(some.ranking()) == 9
 
 
-def test_an_activation_that_was_not_captured_says_how_to_get_it(
-    ca: mh.CircuitAnalysis, trials: mh.TrialSet
-) -> None:
+def test_an_activation_that_was_not_captured_says_how_to_get_it(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
     mh.method("greedy_one", needs=("pattern",))(lambda acts, trial: acts.need("z").sum((1, 2)))
     with pytest.raises(mh.InvalidInput, match=r"'z' was not captured.*needs=\('z', \.\.\.\)"):
         ca.score("greedy_one", trials)
@@ -258,12 +254,10 @@ def test_a_raising_method_keeps_the_trials_before_it(
     )
 
 
-def test_a_method_that_fails_on_the_first_trial_is_told_as_such(
-    ca: mh.CircuitAnalysis, trials: mh.TrialSet
-) -> None:
+def test_a_method_that_fails_on_the_first_trial_is_told_as_such(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
     shortest = min(trials, key=lambda t: len(t.tokens)).id
     mh.method("fails")(failing_on(shortest))
-    with pytest.raises(MethodFailed, match="'fails' failed on trial .*no luck") as caught:
+    with pytest.raises(MethodFailed, match=r"'fails' failed on trial .*no luck") as caught:
         ca.score("fails", trials)
     assert caught.value.partial == {}
 

@@ -216,9 +216,7 @@ def test_ctrl_c_in_a_forward_pass_keeps_finished_trials(
     assert len(calls) == 2 and len(scores.trial_ids) == 4 and scores.kept.all()
 
 
-def test_ctrl_c_before_anything_is_done_is_a_keyboard_interrupt(
-    ca: mh.CircuitAnalysis, trials: mh.TrialSet
-) -> None:
+def test_ctrl_c_before_anything_is_done_is_a_keyboard_interrupt(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
     mh.method("stops")(interrupting(min(trials, key=lambda t: len(t.tokens)).id))
     with pytest.raises(KeyboardInterrupt):
         ca.score("stops", trials)
@@ -257,9 +255,7 @@ def test_progress_is_quiet_when_nobody_watches(
     assert capfd.readouterr() == ("", "")
 
 
-def test_progress_shows_when_asked(
-    llama: mh.Model, trials: mh.TrialSet, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_shows_when_asked(llama: mh.Model, trials: mh.TrialSet, capfd: pytest.CaptureFixture[str]) -> None:
     mh.CircuitAnalysis(llama, progress=True).score("locos", trials, batch_size=2)
     out, err = capfd.readouterr()
     assert out == "" and "scoring trials" in err and "6/6" in err

@@ -27,8 +27,8 @@ VOCAB, LAYERS, HEADS, D_HEAD, WIDTH, WINDOW, N_CTX = 97, 3, 4, 16, 64, 8, 128
 EOS = 1
 FIRST_WORD = 3
 
-_IDS = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": 0}
-_COMMON = {
+_IDS: dict[str, Any] = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": 0}
+_COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": WIDTH,
     "intermediate_size": 96,
@@ -37,9 +37,9 @@ _COMMON = {
     "max_position_embeddings": N_CTX,
     **_IDS,
 }
-_GROUPED = {**_COMMON, "num_key_value_heads": 2}
+_GROUPED: dict[str, Any] = {**_COMMON, "num_key_value_heads": 2}
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
-_SLIDING = {"sliding_window": WINDOW, "layer_types": _MIXED}
+_SLIDING: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": _MIXED}
 
 _CONFIGS: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: hf.GPT2Config(
@@ -192,8 +192,8 @@ class Reference:
         self.name = name
         self.model = plain(name) if model is None else model
         base = self.model.base_model
-        self.layers = {"gpt2": "h", "opt": "decoder.layers"}.get(name, "layers")
-        self.layers = list(base.get_submodule(self.layers))
+        blocks = {"gpt2": "h", "opt": "decoder.layers"}.get(name, "layers")
+        self.layers: list[Any] = list(base.get_submodule(blocks))
         at = {"gpt2": "attn", "neox": "attention"}.get(name, "self_attn")
         self.attentions = [getattr(layer, at) for layer in self.layers]
         out = {"gpt2": "c_proj", "opt": "out_proj", "neox": "dense"}.get(name, "o_proj")

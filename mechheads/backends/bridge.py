@@ -76,9 +76,9 @@ class BridgeBackend:
             )
         if self.bridge._weights_processed and self.has_sinks():
             raise ModelRefused(
-                f"{self.architecture} has attention sinks, so its rows sum to less than one, but TransformerLens' weight "
-                "processing folds value biases as if they summed to one: this bridge is no longer the model. Boot it "
-                "again without enable_compatibility_mode(), or with no_processing=True."
+                f"{self.architecture} has attention sinks, so its rows sum to less than one, but TransformerLens' "
+                "weight processing folds value biases as if they summed to one: this bridge is no longer the "
+                "model. Boot it again without enable_compatibility_mode(), or with no_processing=True."
             )
         missing = [i for i, b in enumerate(self.bridge.blocks) if not hasattr(b.attn, "hook_pattern")]
         if missing:
