@@ -111,7 +111,7 @@ class CircuitAnalysis:
         trials: TrialSet | Sequence[Trial] | Mapping[str, TrialSet],
         intervention: Intervention,
         controls: RandomHeads | None = None,
-        max_new_tokens: int = 20,
+        max_new_tokens: int | Mapping[str, int] = 20,
         batch_size: int = 8,
     ) -> SweepResult:
         """Ablate the top k heads of each ranking and see what the model still answers.
@@ -122,7 +122,7 @@ class CircuitAnalysis:
             trials: Trials, or several tasks by name (the first is the target, the rest are controls).
             intervention: ``mh.mean_ablation(...)`` or ``mh.zero_ablation()``.
             controls: ``mh.random_heads(...)`` or None.
-            max_new_tokens: Longest answer.
+            max_new_tokens: Longest answer, tokens; one number, or one for each task.
             batch_size: Trials run together.
 
         Returns:

@@ -157,9 +157,9 @@ def demo(
     out: OutOption = Path("demo-out"),
     seed: SeedOption = 0,
     kind: Annotated[str, typer.Option(help="Needle trials: passkey, facts or landmarks.")] = "passkey",
-    n: NOption = 50,
+    n: NOption = 40,
     context_length: LengthOption = 160,
-    n_control: Annotated[int, typer.Option(help="Trials of the control task, recall from memory.")] = 25,
+    n_control: Annotated[int, typer.Option(help="Trials of the control task, recall from memory.")] = 20,
     draws: Annotated[int, typer.Option(help="Random head sets.")] = 7,
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Chat template or not; used where the model has one.")

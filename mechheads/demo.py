@@ -23,8 +23,9 @@ from mechheads.stats import topk_overlap
 from mechheads.sweep import random_heads
 
 TESTED_K = 5
-MAX_NEW_TOKENS = 16
-BATCH = 25
+MAX_NEW_TOKENS = 12  # "The pass key is 48213." takes eleven
+MAX_CONTROL_TOKENS = 6
+BATCH = 20
 METHODS = ["locos", "attention_spatial", "dla"]
 
 
@@ -43,9 +44,9 @@ class DemoOptions:
     """
 
     kind: str = "passkey"
-    n: int = 50
+    n: int = 40
     context_length: int = 160
-    n_control: int = 25
+    n_control: int = 20
     draws: int = 7
     seed: int = 0
     chat: bool | None = None
@@ -128,7 +129,7 @@ def run_demo(
         trials={options.kind: test, "recall": control},
         intervention=mean_ablation(site="z", reference=calibration),
         controls=random_heads(draws=options.draws, seed=options.seed, at=(TESTED_K,)),
-        max_new_tokens=MAX_NEW_TOKENS,
+        max_new_tokens={options.kind: MAX_NEW_TOKENS, "recall": MAX_CONTROL_TOKENS},
         batch_size=BATCH,
     )
     sweep.save(folder / "sweep.parquet")

@@ -173,7 +173,7 @@ def run_sweep(
     tasks: Mapping[str, TrialSet],
     intervention: Intervention,
     controls: RandomHeads | None = None,
-    max_new_tokens: int = 20,
+    max_new_tokens: int | Mapping[str, int] = 20,
     batch_size: int = 8,
     progress: bool | None = None,
 ) -> SweepResult:
@@ -186,7 +186,7 @@ def run_sweep(
         tasks: Trials by task name; the first is the target, the others are controls.
         intervention: What to do to the heads (``mean_ablation(...)``, ``zero_ablation()``).
         controls: Random heads, or None.
-        max_new_tokens: Longest answer.
+        max_new_tokens: Longest answer, tokens; one number, or one for each task.
         batch_size: Trials run together.
         progress: Show a bar (None: only on a terminal).
 
@@ -199,6 +199,7 @@ def run_sweep(
     ranked = as_rankings(rankings)
     cells = plan_cells(ranked, k, (model.spec.n_layers, model.spec.n_heads), controls)
     _check_tasks(model, tasks)
+    longest = _longest_answers(max_new_tokens, tasks)
     prepared = intervention.prepare(model, batch_size=batch_size)
     rows: list[dict[str, Any]] = []
     done: dict[tuple[str, frozenset], list[Generation]] = {}
@@ -211,7 +212,7 @@ def run_sweep(
                         done[key] = generate(
                             model,
                             [t.tokens for t in trials],
-                            max_new_tokens=max_new_tokens,
+                            max_new_tokens=longest[task],
                             stop_at_newline=True,
                             batch_size=batch_size,
                         )
@@ -224,7 +225,7 @@ def run_sweep(
             "intervention": prepared.describe(),
             "k": [0, *_sizes(k)],
             "controls": None if controls is None else asdict(controls),
-            "max_new_tokens": max_new_tokens,
+            "max_new_tokens": longest,
             "stop_at_newline": True,
             "rankings": {name: heads.labels for name, heads in ranked.items()},
         },
@@ -234,6 +235,16 @@ def run_sweep(
         seed=None if controls is None else controls.seed,
     )
     return SweepResult(pd.DataFrame(rows), meta)
+
+
+def _longest_answers(given: int | Mapping[str, int], tasks: Mapping[str, TrialSet]) -> dict[str, int]:
+    """Longest answer of each task, from one number or a number for each."""
+    if isinstance(given, int):
+        return dict.fromkeys(tasks, given)
+    missing = [task for task in tasks if task not in given]
+    if missing:
+        raise InvalidInput(f"max_new_tokens names no length for the task {missing[0]!r}; it names {sorted(given)}.")
+    return {task: given[task] for task in tasks}
 
 
 def _rows(cell: Cell, task: str, trials: TrialSet, said: list[Generation]) -> list[dict[str, Any]]:

@@ -164,6 +164,12 @@ def test_zero_at_q_still_writes_and_attends_evenly(llama: mh.Model) -> None:
 # -- nothing and several ----------------------------------------------------------------------------
 
 
+def test_an_empty_head_set_costs_nothing(llama: mh.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted(llama, monkeypatch) as calls, apply(llama, mh.mean_ablation(reference=reference_trials())):
+        pass
+    assert calls == {"run": 0, "prefill": 0}
+
+
 @pytest.mark.parametrize("kind", ["none", "zero", "mean"])
 def test_an_empty_head_set_changes_nothing_bit_for_bit(
     model: mh.Model, kind: str, monkeypatch: pytest.MonkeyPatch

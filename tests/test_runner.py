@@ -114,6 +114,14 @@ def test_an_answer_cut_off_by_the_length_is_not_kept(ca: mh.CircuitAnalysis, tri
     assert not kept and record["n_generated"] == 2
 
 
+def test_kept_and_weights_belong_to_their_trials(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
+    mixed = [altered(t, answer="w93 w94") if i in (0, 4) else t for i, t in enumerate(trials)]
+    scores = ca.score("locos", mixed)
+    assert scores.kept.tolist() == [False, True, True, True, False, True]
+    assert scores.weights.tolist() == [0, 2, 3, 3, 0, 1]
+    assert np.isnan(scores.values).all((1, 2)).tolist() == (~scores.kept).tolist()
+
+
 def test_if_no_trial_is_kept_the_mean_says_why(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
     none = ca.score("locos", mh.TrialSet(altered(t, answer="w93 w94") for t in trials))
     assert none.n_kept == 0

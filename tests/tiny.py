@@ -43,13 +43,13 @@ _SLIDING: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": _MIXED}
 
 _CONFIGS: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: hf.GPT2Config(
-        vocab_size=VOCAB, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=N_CTX, n_ctx=N_CTX, **_IDS
+        vocab_size=VOCAB, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=N_CTX, **{"n_ctx": N_CTX, **_IDS}
     ),
     "opt": lambda: hf.OPTConfig(
         vocab_size=VOCAB, hidden_size=WIDTH, ffn_dim=96, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
         max_position_embeddings=N_CTX, word_embed_proj_dim=WIDTH, **_IDS,
     ),
-    "neox": lambda: hf.GPTNeoXConfig(**_COMMON, rotary_pct=0.25),
+    "neox": lambda: hf.GPTNeoXConfig(**{**_COMMON, "rotary_pct": 0.25}),
     "llama": lambda: hf.LlamaConfig(**_GROUPED),
     "llama_mqa": lambda: hf.LlamaConfig(**{**_GROUPED, "num_key_value_heads": 1}),
     "mistral": lambda: hf.MistralConfig(**_GROUPED, sliding_window=WINDOW, head_dim=D_HEAD),

@@ -49,7 +49,7 @@ class Twin:
     """
 
     model: nn.Module
-    bridge: nn.Module
+    bridge: Any
     parts: dict[str, Any]
     copies: list[tuple[nn.Module, str, list[Tensor]]]
     attention: str
@@ -76,7 +76,7 @@ class Twin:
         ).logits[:, -1:]
 
 
-def _parts(bridge: nn.Module) -> dict[str, Any]:
+def _parts(bridge: Any) -> dict[str, Any]:
     """What a forward is made of, by path: modules, forwards patched onto them, parameter objects."""
     out: dict[str, Any] = {}
     for root, top in (("bridge", bridge), ("model", bridge.original_model)):
