@@ -181,7 +181,7 @@ def _check_right_padding(model: Model, prompts: Sequence[Sequence[int]]) -> None
             f"{model.spec.name!r} has sliding windows, which count padding between prompt and answer as distance; "
             "use padding='left'."
         )
-    if min(map(len, prompts)) < 2 < max(map(len, prompts)):
+    if min(map(len, prompts)) < 2 <= max(map(len, prompts)):
         raise InvalidInput("padding='right' needs prompts of at least two tokens; use padding='left'.")
 
 

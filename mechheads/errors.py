@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class MechheadsError(Exception):
-    """Base of every error raised on purpose by mechheads."""
+    """Base of every error raised on purpose by mechheads.
+
+    Attributes:
+        partial: Results that were finished before the error, by method; empty where there are none.
+    """
+
+    partial: dict[str, Any] = {}  # noqa: RUF012 (replaced, never changed)
 
 
 class InvalidInput(MechheadsError, ValueError):

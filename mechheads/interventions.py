@@ -167,8 +167,13 @@ def apply(model: Model, *interventions: Intervention) -> Iterator[None]:
         if len(intervention.heads):
             _warn_shared_norm(model, intervention)
             pairs += _hooks(model, _with_values(model, intervention), counts)
+    acting = [(i.site, i.heads) for i in interventions if len(i.heads)]
     with model.hooks(pairs):
-        yield
+        model.ablations += acting
+        try:
+            yield
+        finally:
+            del model.ablations[len(model.ablations) - len(acting) :]
     silent = sorted(name for name, n in counts.items() if n == 0)
     if silent:
         raise HookNeverFired(

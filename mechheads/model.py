@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mechheads.backends.base import Backend, HookFn, Norm
 from mechheads.errors import InvalidInput, ModelRefused, UnknownName
+from mechheads.heads import HeadSet
 from mechheads.trials import Encoding
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Model:
     Attributes:
         spec: What it is.
         backend: The TransformerLens object behind it, through the back-end interface.
+        verification: What ``verify`` measured last, or None.
+        ablations: Site and heads of the interventions now in force.
     """
 
     def __init__(self, backend: Backend, *, name: str, revision: str | None = None):
@@ -86,6 +89,7 @@ class Model:
             **asdict(shape),
         )
         self.verification: Verification | None = None
+        self.ablations: list[tuple[str, HeadSet]] = []
         self._newline: dict[int, bool] = {}
 
     def __repr__(self) -> str:
@@ -286,9 +290,12 @@ def load(
         UnknownName: If no such model is known.
         ModelRefused: If an identity fails; the message names it and the size of the error.
     """
+    kind = type(model).__name__
+    by_name = {"revision": revision, "dtype": dtype, "device": device, "device_map": device_map, "n_devices": n_devices}
+    if not isinstance(model, (str, Path)) and (given := [k for k, v in by_name.items() if v is not None]):
+        raise InvalidInput(f"{given[0]} cannot be applied to a {kind} that is loaded already; load it by name instead.")
     if isinstance(model, Model):
         return model
-    kind = type(model).__name__
     if isinstance(model, (str, Path)):
         loaded = _load_by_name(
             str(model),
@@ -344,7 +351,7 @@ def _load_by_name(name: str, *, tokenizer: Any, revision: str | None, dtype: Any
         dtype = dtype or getattr(config, "dtype", None) or torch.float32
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(source, **where)
         hf = None
-        if Path(source).is_dir():
+        if Path(source).is_dir() and device_map is None and n_devices is None:
             with _no_loading_bar():
                 hf = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="eager")
     except (OSError, ValueError) as error:

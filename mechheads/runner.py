@@ -91,6 +91,8 @@ def score_trials(
     methods see the steps that generated them. A trial without an answer is kept if the model said anything, and
     methods see every step.
 
+    Under an intervention at ``z`` the ablated heads are undefined (NaN) for methods that do not read ``z``.
+
     Ctrl-C ends the run and returns the trials that are done, with a warning; before the first is done it is an
     ordinary KeyboardInterrupt.
 
@@ -104,7 +106,8 @@ def score_trials(
 
     Raises:
         InvalidInput: If an option belongs to no method, or a trial cannot be run.
-        MethodFailed: If a method raises; ``partial`` keeps what was done.
+        MethodFailed: If a method raises. This error, like any of mechheads' own in the middle of a run, keeps what
+            was done as ``error.partial``.
     """
     tables = [_Table(m, m.resolve(options)) for m in check_options(methods, options)]
     _check_trials(model, trials)
@@ -133,6 +136,9 @@ def score_trials(
                     raise  # nothing to keep, so it is an ordinary Ctrl-C
                 interrupted = True
                 break
+            except MechheadsError as error:
+                error.partial = _assemble(model, tables, trials, records, run, complete=False) if records else {}
+                raise
             except _ScoringError as error:
                 # The first trial may be the one that fails; then there is nothing to keep.
                 partial = _assemble(model, tables, trials, records, run, complete=False) if records else {}
@@ -218,7 +224,18 @@ def _score_one(model: Model, tables: list[_Table], i: int, one: TrialCapture, st
             for name, value in _call(table, acts, one.trial, spec.n_heads).items():
                 row.setdefault(name, empty.copy())[layer] = value
     for table, row in zip(tables, rows, strict=True):
+        if "z" not in table.method.needs:
+            _undefine_silenced(model, row)
         table.rows[i] = row
+
+
+def _undefine_silenced(model: Model, row: dict[str, np.ndarray]) -> None:
+    """NaN for heads now ablated at z: patterns and values come before z, so they would still seem to write."""
+    for site, heads in model.ablations:
+        if site == "z":
+            for head in heads:
+                for values in row.values():
+                    values[head.layer, head.head] = np.nan
 
 
 def _call(table: _Table, acts: Any, trial: Trial, n_heads: int) -> dict[str, np.ndarray]:
@@ -239,6 +256,10 @@ def _call(table: _Table, acts: Any, trial: Trial, n_heads: int) -> dict[str, np.
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise InvalidInput(
                 f"method {name!r} returned {shape} for {key!r}; expected a tensor of shape ({n_heads},)."
+            )
+        if torch.isinf(value).any():
+            raise InvalidInput(
+                f"method {name!r} returned an infinite {key!r} on trial {trial.id!r}; use NaN for undefined."
             )
     return {key: value.detach().float().cpu().numpy() for key, value in out.items()}
 

@@ -292,3 +292,15 @@ def test_layers_that_do_not_exist(llama: mh.Model, layer: int) -> None:
     for read in (llama.W_O, llama.b_O):
         with pytest.raises(mh.InvalidInput, match=f"layer {layer} does not exist: the model has layers 0 to 2"):
             read(layer)
+
+
+def test_options_beside_a_loaded_model_are_refused(llama: Any) -> None:
+    with pytest.raises(mh.InvalidInput, match="dtype cannot be applied to a Model"):
+        mh.load(llama, dtype="bfloat16")
+
+
+def test_placement_is_passed_on_for_folders() -> None:
+    import tiny
+
+    model = mh.load(str(tiny.folder("llama")), device_map={"": "cpu"})
+    assert model.verification is not None and model.backend.device.type == "cpu"

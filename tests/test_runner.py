@@ -347,3 +347,34 @@ def test_no_trials(ca: mh.CircuitAnalysis) -> None:
 def test_options_that_change_numbers_are_recorded() -> None:
     changed = RunOptions(rouge_threshold=0.7, max_new_tokens=9, stop_at_newline=False, batch_size=3, pooling="trial")
     assert changed.record() == {"rouge_threshold": 0.7, "max_new_tokens": 9, "stop_at_newline": False}
+
+
+def test_heads_ablated_at_z_are_undefined_where_z_is_not_read(llama: Any) -> None:
+    ca = mh.CircuitAnalysis(llama, progress=False)
+    trial = mh.Trial(id="a", tokens=prompts()[0], spans={"needle": (2, 4)})
+    with ca.intervene(mh.zero_ablation().on("L0H0, L2H3")):
+        dla = ca.score("dla", trial, max_new_tokens=2)
+    assert np.argwhere(np.isnan(dla.values[0])).tolist() == [[0, 0], [2, 3]]
+    assert llama.ablations == []
+    with ca.intervene(mh.zero_ablation(site="q").on("L0H0")):
+        assert np.isfinite(ca.score("dla", trial, max_new_tokens=2).values).all()
+
+
+def test_own_errors_in_the_middle_keep_what_was_done(llama: Any) -> None:
+    trials = [
+        mh.Trial(id="first", tokens=prompts()[0][:6], spans={"needle": (2, 4)}),
+        mh.Trial(id="no needle", tokens=prompts()[0][:9]),
+    ]
+    with pytest.raises(mh.UnknownName, match="no needle") as caught:
+        mh.CircuitAnalysis(llama, progress=False).score("locos", trials, max_new_tokens=2, batch_size=1)
+    assert caught.value.partial["locos"].trial_ids == ("first",)
+
+
+def test_infinite_scores_are_refused_where_they_arise(llama: Any) -> None:
+    @mh.method("endless", needs=("pattern",))
+    def endless(acts: mh.LayerActs, trial: mh.Trial) -> torch.Tensor:
+        return acts.need("pattern").sum((-1, -2)) / 0
+
+    trial = mh.Trial(id="a", tokens=prompts()[0], spans={"needle": (2, 4)})
+    with pytest.raises(mh.InvalidInput, match="infinite 'score' on trial 'a'"):
+        mh.CircuitAnalysis(llama, progress=False).score("endless", trial, max_new_tokens=2)

@@ -170,8 +170,7 @@ def _render(
     base = encoding.text.find(prompt)
     if base < 0:
         raise InvalidInput(
-            "the chat template changed the prompt's text, so the needle cannot be found in it; "
-            "use chat=False."
+            "the chat template changed the prompt's text, so the needle cannot be found in it; use chat=False."
         )
 
     def span(start: int, text: str, what: str) -> Span:

@@ -100,8 +100,7 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(
-            f"the haystack file {path} is not UTF-8 (byte {error.start}: {error.reason}); "
-            "save it as UTF-8 plain text."
+            f"the haystack file {path} is not UTF-8 (byte {error.start}: {error.reason}); save it as UTF-8 plain text."
         ) from error
     except OSError as error:
         raise InvalidInput(f"the haystack file {path} cannot be read: {error}") from error
@@ -153,9 +152,7 @@ class Window:
         seed: Of the shuffled rounds.
     """
 
-    def __init__(
-        self, haystack: Haystack, costs: SentenceCosts, *, start: int, avoid: tuple[str, ...], seed: str
-    ):
+    def __init__(self, haystack: Haystack, costs: SentenceCosts, *, start: int, avoid: tuple[str, ...], seed: str):
         self.haystack = haystack
         self.start = start
         self._costs = costs

@@ -35,7 +35,9 @@ def draw(
     if kind == "arithmetic":
         return _grouped(kind, _arithmetic_pool(rng, chat), sizes, rng)
     makers: dict[str, Callable[..., list[list[dict[str, str]]]]] = {
-        "passkey": _passkeys, "facts": _facts, "landmarks": _landmarks,
+        "passkey": _passkeys,
+        "facts": _facts,
+        "landmarks": _landmarks,
     }
     drawn = makers[kind](sizes, rng)
     return [
@@ -104,10 +106,12 @@ def _facts(sizes: Sizes, rng: random.Random) -> list[list[dict[str, str]]]:
     out = []
     for size, names, objects, places in zip(sizes, *shares, strict=True):
         pairs = _pairs("facts", sizes, size, names, objects)
-        out.append([
-            {"name": name, "object": thing, "place": places[(k + k // len(places)) % len(places)]}
-            for k, (name, thing) in enumerate(pairs)
-        ])
+        out.append(
+            [
+                {"name": name, "object": thing, "place": places[(k + k // len(places)) % len(places)]}
+                for k, (name, thing) in enumerate(pairs)
+            ]
+        )
     return out
 
 
@@ -152,8 +156,9 @@ def _too_many(kind: str, sizes: Sizes, why: str) -> InvalidInput:
 
 def _recall_pool(chat: bool) -> list[Item]:
     """Questions of general knowledge, each with another answer."""
-    rows = [(f"What is the capital of {land}?", f"The capital of {land} is", city, land)
-            for land, city in pool("capitals")]
+    rows = [
+        (f"What is the capital of {land}?", f"The capital of {land} is", city, land) for land, city in pool("capitals")
+    ]
     country = dict(pool("landmarks"))
     for mark in pool("recall_landmarks"):
         upper = mark[0].upper() + mark[1:]
@@ -192,8 +197,7 @@ def _grouped(kind: str, items: list[Item], sizes: Sizes, rng: random.Random) -> 
         groups.setdefault(item.answer, []).append(item)
     first = _subset(shuffled(groups, rng), {a: len(g) for a, g in groups.items()}, sizes[0])
     parts = [
-        shuffled([i for a, g in groups.items() if (a in first) == inside for i in g], rng)
-        for inside in (True, False)
+        shuffled([i for a, g in groups.items() if (a in first) == inside for i in g], rng) for inside in (True, False)
     ]
     for part, size in zip(parts, sizes, strict=True):
         if len(part) < size:

@@ -84,8 +84,7 @@ def needles(
     limit = getattr(getattr(model, "spec", None), "n_ctx", None)
     if limit is not None and context_length is not None and context_length > limit:
         raise InvalidInput(
-            f"context_length={context_length} is over the model's limit of {limit} tokens; "
-            f"use at most {limit}."
+            f"context_length={context_length} is over the model's limit of {limit} tokens; use at most {limit}."
         )
     rng = random.Random(f"mechheads/{kind}/{seed}")
     wording = () if control else templates(kind, template)
@@ -95,9 +94,17 @@ def needles(
     depths = [_depths(len(part), depth, rng) for part in parts]
     prose = Haystack.load(haystack) if context_length is not None or haystack is not None else None
     options = {
-        "kind": kind, "n": n, "context_length": context_length, "depth": depth, "seed": seed, "split": split,
-        "chat": chat, "haystack": prose and prose.source, "haystack_hash": prose and prose.hash,
-        "templates": [t.to_dict() for t in wording], "distractors": distractors,
+        "kind": kind,
+        "n": n,
+        "context_length": context_length,
+        "depth": depth,
+        "seed": seed,
+        "split": split,
+        "chat": chat,
+        "haystack": prose and prose.source,
+        "haystack_hash": prose and prose.hash,
+        "templates": [t.to_dict() for t in wording],
+        "distractors": distractors,
     }
     plan = _plan(parts, depths, split)
     return TrialSet(_trials(kind, model, plan, prose, rng, options), name=kind, options=options)
@@ -120,7 +127,13 @@ def recall(
     ``needles``.
     """
     return needles(
-        "recall", model, n=n, context_length=context_length, seed=seed, split=split, chat=chat,
+        "recall",
+        model,
+        n=n,
+        context_length=context_length,
+        seed=seed,
+        split=split,
+        chat=chat,
         haystack=haystack,
     )
 
@@ -141,7 +154,13 @@ def arithmetic(
     follow haystack prose. The only span is ``question``. Options and errors are those of ``needles``.
     """
     return needles(
-        "arithmetic", model, n=n, context_length=context_length, seed=seed, split=split, chat=chat,
+        "arithmetic",
+        model,
+        n=n,
+        context_length=context_length,
+        seed=seed,
+        split=split,
+        chat=chat,
         haystack=haystack,
     )
 
@@ -165,9 +184,7 @@ def _check(
     if depth is not None and not (_is_number(depth) and 0 <= depth <= 1):
         raise InvalidInput(f"depth={depth!r}: give a number from 0 (needle first) to 1 (last), or None.")
     if split is not None and not (_is_number(split) and 0 < split < 1):
-        raise InvalidInput(
-            f"split={split!r}: give the calibration share, above 0 and below 1, or None for no splits."
-        )
+        raise InvalidInput(f"split={split!r}: give the calibration share, above 0 and below 1, or None for no splits.")
 
 
 def _check_distractors(kind: str, distractors: Any) -> None:
@@ -188,9 +205,7 @@ def _sizes(n: int, split: int | float | None) -> tuple[int, ...]:
         return (n,)
     calibration = int(n * split + 0.5)
     if not 0 < calibration < n:
-        raise InvalidInput(
-            f"n={n} with split={split} leaves a split without a trial; use a larger n or split=None."
-        )
+        raise InvalidInput(f"n={n} with split={split} leaves a split without a trial; use a larger n or split=None.")
     return calibration, n - calibration
 
 
@@ -287,6 +302,4 @@ def _trial(
         "haystack_repeats": len(prompt.sentences) - len(set(prompt.sentences)),
         "haystack_left_out": list(window.left_out) if window else [],
     }
-    return Trial(
-        id=id, tokens=prompt.encoding.tokens, spans=prompt.spans, answer=item.answer, split=split, meta=meta
-    )
+    return Trial(id=id, tokens=prompt.encoding.tokens, spans=prompt.spans, answer=item.answer, split=split, meta=meta)

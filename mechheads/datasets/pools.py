@@ -107,7 +107,5 @@ def _own_template(kind: str, chosen: Mapping[str, str]) -> Template:
         except ValueError as error:
             raise InvalidInput(f"the template's {part} {getattr(template, part)!r}: {error}.") from error
         if wrong := [u for u in used if u not in FIELDS[kind]]:
-            raise InvalidInput(
-                f"the template's {part} uses the fields {wrong}; {kind!r} has {list(FIELDS[kind])}."
-            )
+            raise InvalidInput(f"the template's {part} uses the fields {wrong}; {kind!r} has {list(FIELDS[kind])}.")
     return template

@@ -158,14 +158,17 @@ def _styles(rankings: list[str], curve: pd.DataFrame) -> dict[str, dict[str, Any
         if control:
             name += f" ({n_draws} draws)" if n_draws > 1 else ""
             styles[ranking] = {
-                "colour": CONTROL_COLOUR, "dash": _CONTROL_DASHES[controls % 3],
+                "colour": CONTROL_COLOUR,
+                "dash": _CONTROL_DASHES[controls % 3],
                 "symbol": f"{SYMBOLS[controls % 3]}-open",
             }
             controls += 1
         else:
             dash = DASHES[free // len(PALETTE) % len(DASHES)]
             styles[ranking] = {
-                "colour": PALETTE[free % len(PALETTE)], "dash": dash, "symbol": SYMBOLS[free % len(SYMBOLS)],
+                "colour": PALETTE[free % len(PALETTE)],
+                "dash": dash,
+                "symbol": SYMBOLS[free % len(SYMBOLS)],
             }
             free += 1
         styles[ranking] |= {"control": control, "name": name}
@@ -199,21 +202,41 @@ def _line(
     traces = []
     band = _band(rows)
     if band[0]:
-        traces.append(go.Scatter(
-            x=band[0], y=band[1], mode="lines", line={"width": 0}, fill="toself",
-            fillcolor=fade(colour, 0.16), hoverinfo="skip", showlegend=False, name=f"{name}, interval",
-            **where,
-        ))
+        traces.append(
+            go.Scatter(
+                x=band[0],
+                y=band[1],
+                mode="lines",
+                line={"width": 0},
+                fill="toself",
+                fillcolor=fade(colour, 0.16),
+                hoverinfo="skip",
+                showlegend=False,
+                name=f"{name}, interval",
+                **where,
+            )
+        )
     lines = [f"%{{customdata[{j}]}}" for j in range(5)]
     line = go.Scatter(
-        x=x, y=y, mode="lines+markers", name=name, showlegend=legend, customdata=_hover(rows, heads, level),
+        x=x,
+        y=y,
+        mode="lines+markers",
+        name=name,
+        showlegend=legend,
+        customdata=_hover(rows, heads, level),
         line={"color": colour, "width": 2, "dash": style["dash"]},
-        marker={"symbol": style["symbol"], "size": 7, "color": colour}, cliponaxis=False,
-        hovertemplate=f"<b>{name}</b><br>{'<br>'.join(lines)}<extra></extra>", **where,
+        marker={"symbol": style["symbol"], "size": 7, "color": colour},
+        cliponaxis=False,
+        hovertemplate=f"<b>{name}</b><br>{'<br>'.join(lines)}<extra></extra>",
+        **where,
     )
     if style["control"] and (rows["n_draws"] > 1).any():
         line.error_y = {
-            "type": "data", "symmetric": False, "thickness": 1, "width": 4, "color": colour,
+            "type": "data",
+            "symmetric": False,
+            "thickness": 1,
+            "width": 4,
+            "color": colour,
             "array": (rows["draw_max"] - rows["mean"]).tolist(),
             "arrayminus": (rows["mean"] - rows["draw_min"]).tolist(),
         }
@@ -244,13 +267,15 @@ def _hover(rows: pd.DataFrame, heads: dict[int, list[str]], level: float) -> lis
         trials = f"{row['n_trials']} trials" + (f", {draws} draws" if draws > 1 else "")
         if draws > 1:
             trials += f" (means {number(row['draw_min'])} to {number(row['draw_max'])})"
-        out.append([
-            "no head ablated" if k == 0 else f"{k} head{'s' if k > 1 else ''} ablated",
-            f"mean: {number(row['mean'])}",
-            f"{percent(level)} CI: {interval(row['ci_low'], row['ci_high'])}",
-            trials,
-            _names(heads.get(k, [])),
-        ])
+        out.append(
+            [
+                "no head ablated" if k == 0 else f"{k} head{'s' if k > 1 else ''} ablated",
+                f"mean: {number(row['mean'])}",
+                f"{percent(level)} CI: {interval(row['ci_low'], row['ci_high'])}",
+                trials,
+                _names(heads.get(k, [])),
+            ]
+        )
     return out
 
 
@@ -268,9 +293,7 @@ def _names(draws: list[str]) -> str:
     return "heads: " + ",<br>".join(lines) + more
 
 
-def _lay_out(
-    figure: go.Figure, tasks: list[str], curve: pd.DataFrame, label: str, *, proportion: bool
-) -> None:
+def _lay_out(figure: go.Figure, tasks: list[str], curve: pd.DataFrame, label: str, *, proportion: bool) -> None:
     """Axes, panel titles and size; panels share the range of y."""
     columns = min(len(tasks), _COLUMNS)
     lines = math.ceil(len(tasks) / columns)
@@ -289,23 +312,43 @@ def _lay_out(
         y1 = 1 - line * (panel_height + row_gap) / plot_height
         domain = [x0, min(x0 + panel_width / plot_width, 1.0)]
         n = "" if i == 1 else str(i)
-        figure.update_layout({
-            f"xaxis{n}": {
-                "domain": domain, "anchor": f"y{n}", "title": {"text": "Heads ablated (number, k)"},
-                "tickvals": spread_ticks(ks), "range": [ks[0] - pad, ks[-1] + pad], "showgrid": False,
-            },
-            f"yaxis{n}": {
-                "domain": [max(y1 - panel_height / plot_height, 0.0), y1], "anchor": f"x{n}",
-                "range": y_range, "title": {"text": plain(label) if column == 0 else ""},
-                "showticklabels": column == 0, "dtick": 0.2 if proportion else None,
-            },
-        })
+        figure.update_layout(
+            {
+                f"xaxis{n}": {
+                    "domain": domain,
+                    "anchor": f"y{n}",
+                    "title": {"text": "Heads ablated (number, k)"},
+                    "tickvals": spread_ticks(ks),
+                    "range": [ks[0] - pad, ks[-1] + pad],
+                    "showgrid": False,
+                },
+                f"yaxis{n}": {
+                    "domain": [max(y1 - panel_height / plot_height, 0.0), y1],
+                    "anchor": f"x{n}",
+                    "range": y_range,
+                    "title": {"text": plain(label) if column == 0 else ""},
+                    "showticklabels": column == 0,
+                    "dtick": 0.2 if proportion else None,
+                },
+            }
+        )
         figure.add_annotation(
-            text=f"<b>{plain(display_name(task))}</b>", x=domain[0], y=y1, xref="paper", yref="paper",
-            xanchor="left", yanchor="bottom", yshift=6, showarrow=False, font={"size": 14},
+            text=f"<b>{plain(display_name(task))}</b>",
+            x=domain[0],
+            y=y1,
+            xref="paper",
+            yref="paper",
+            xanchor="left",
+            yanchor="bottom",
+            yshift=6,
+            showarrow=False,
+            font={"size": 14},
         )
     figure.update_layout(
-        template=template(), width=width, height=top + plot_height + bottom, hovermode="closest",
+        template=template(),
+        width=width,
+        height=top + plot_height + bottom,
+        hovermode="closest",
         margin={"l": left, "r": right, "t": top, "b": bottom},
     )
 

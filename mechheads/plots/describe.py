@@ -37,8 +37,7 @@ def describe(what: go.Figure | HeadScores | SweepResult) -> str:
         title = layout.title.text
         return f"Figure: {title}." if title else f"Figure without a title, with {len(what.data)} traces."
     raise InvalidInput(
-        f"cannot describe a value of type {type(what).__name__}; "
-        "give a plotly Figure, HeadScores or a SweepResult."
+        f"cannot describe a value of type {type(what).__name__}; give a plotly Figure, HeadScores or a SweepResult."
     )
 
 

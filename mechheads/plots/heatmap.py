@@ -114,8 +114,16 @@ def score_heatmaps(
         figure.update_layout(_axes(panel, i, domain))
         if len(panels) > 1:
             figure.add_annotation(
-                text=f"<b>{plain(display_name(panel.method))}</b>", x=domain[0], y=1, xref="paper",
-                yref="paper", xanchor="left", yanchor="bottom", yshift=4, showarrow=False, font={"size": 14},
+                text=f"<b>{plain(display_name(panel.method))}</b>",
+                x=domain[0],
+                y=1,
+                xref="paper",
+                yref="paper",
+                xanchor="left",
+                yanchor="bottom",
+                yshift=4,
+                showarrow=False,
+                font={"size": 14},
             )
         descriptions.append(describe_scores(panel, frame, level=level))
     figure.update_layout(
@@ -128,8 +136,13 @@ def _frame(scores: HeadScores, *, ci: bool, level: float) -> pd.DataFrame:
     """One row per head; the parts are left out, they are not drawn."""
     scores.mean()  # raises, saying why, if no trial is kept
     slim = HeadScores(
-        method=scores.method, values=scores.values, kept=scores.kept, weights=scores.weights,
-        trial_ids=scores.trial_ids, unit=scores.unit, pooling=scores.pooling,
+        method=scores.method,
+        values=scores.values,
+        kept=scores.kept,
+        weights=scores.weights,
+        trial_ids=scores.trial_ids,
+        unit=scores.unit,
+        pooling=scores.pooling,
     )
     return slim.to_frame(ci=True, level=level) if ci else slim.to_frame()
 
@@ -157,11 +170,25 @@ def _panel_traces(
     unit = f" ({plain(scores.unit)})" if scores.unit else ""
     traces = [
         go.Heatmap(
-            z=z, zmin=-bound, zmid=0, zmax=bound, colorscale=DIVERGING, name=plain(scores.method),
+            z=z,
+            zmin=-bound,
+            zmid=0,
+            zmax=bound,
+            colorscale=DIVERGING,
+            name=plain(scores.method),
             colorbar={
                 "title": {"text": f"{plain(display_name(scores.method))} score{unit}", "side": "right"},
-                "x": domain[1], "xanchor": "left", "xpad": 8, "thickness": 14, "len": 1, "y": 0.5,
-                "outlinewidth": 0.5, "outlinecolor": INK, "ticks": "outside", "ticklen": 4, "nticks": 7,
+                "x": domain[1],
+                "xanchor": "left",
+                "xpad": 8,
+                "thickness": 14,
+                "len": 1,
+                "y": 0.5,
+                "outlinewidth": 0.5,
+                "outlinecolor": INK,
+                "ticks": "outside",
+                "ticklen": 4,
+                "nticks": 7,
                 "tickfont": {"size": SMALL},
             },
             **common,
@@ -171,8 +198,13 @@ def _panel_traces(
     if undefined.any():
         traces.append(
             go.Heatmap(
-                z=np.where(undefined, 0.0, np.nan), zmin=0, zmax=1, showscale=False, name="undefined",
-                colorscale=[[0, UNDEFINED_COLOUR], [1, UNDEFINED_COLOUR]], **common,
+                z=np.where(undefined, 0.0, np.nan),
+                zmin=0,
+                zmax=1,
+                showscale=False,
+                name="undefined",
+                colorscale=[[0, UNDEFINED_COLOUR], [1, UNDEFINED_COLOUR]],
+                **common,
             )
         )
     return traces
@@ -184,9 +216,7 @@ def _limit(z: np.ndarray, limit: int | float | None) -> float:
         finite = np.abs(z[np.isfinite(z)])
         return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
     if not (math.isfinite(limit) and limit > 0):
-        raise InvalidInput(
-            f"limit is {limit!r}; give the score at the end of the colour bar, a number above 0."
-        )
+        raise InvalidInput(f"limit is {limit!r}; give the score at the end of the colour bar, a number above 0.")
     return float(limit)
 
 
@@ -216,9 +246,18 @@ def _outline(heads: HeadSet, name: str, i: int, *, dash: str, legend: bool) -> g
         x += [head.head + d for d in (-0.5, 0.5, 0.5, -0.5, -0.5)] + [None]
         y += [head.layer + d for d in (-0.5, -0.5, 0.5, 0.5, -0.5)] + [None]
     return go.Scatter(
-        x=x, y=y, mode="lines", line={"color": "black", "width": 2.5, "dash": dash}, name=name,
-        hoverinfo="skip", showlegend=legend, legendgroup=name, xaxis=f"x{i}", yaxis=f"y{i}",
-        meta={"heads": heads.labels}, cliponaxis=False,
+        x=x,
+        y=y,
+        mode="lines",
+        line={"color": "black", "width": 2.5, "dash": dash},
+        name=name,
+        hoverinfo="skip",
+        showlegend=legend,
+        legendgroup=name,
+        xaxis=f"x{i}",
+        yaxis=f"y{i}",
+        meta={"heads": heads.labels},
+        cliponaxis=False,
     )
 
 
@@ -229,19 +268,24 @@ def _axes(scores: HeadScores, i: int, domain: tuple[float, float]) -> dict[str, 
     bare = {"showgrid": False, "zeroline": False}
     return {
         f"xaxis{n}": {
-            "title": {"text": "Head (index in its layer)"}, "range": [-0.5, heads - 0.5], "domain": domain,
-            "tickvals": count_ticks(heads), "anchor": f"y{n}", **bare,
+            "title": {"text": "Head (index in its layer)"},
+            "range": [-0.5, heads - 0.5],
+            "domain": domain,
+            "tickvals": count_ticks(heads),
+            "anchor": f"y{n}",
+            **bare,
         },
         f"yaxis{n}": {
-            "title": {"text": "Layer (index, last on top)" if i == 1 else ""}, "range": [-0.5, layers - 0.5],
-            "tickvals": count_ticks(layers, most=16), "anchor": f"x{n}", **bare,
+            "title": {"text": "Layer (index, last on top)" if i == 1 else ""},
+            "range": [-0.5, layers - 0.5],
+            "tickvals": count_ticks(layers, most=16),
+            "anchor": f"x{n}",
+            **bare,
         },
     }
 
 
-def _layout(
-    panels: list[HeadScores], *, with_legend: bool
-) -> tuple[list[tuple[float, float]], dict[str, Any]]:
+def _layout(panels: list[HeadScores], *, with_legend: bool) -> tuple[list[tuple[float, float]], dict[str, Any]]:
     """Domain of each panel on the paper's width, and the size of the figure in pixels."""
     most = 420 if len(panels) == 1 else 340
     widths = [min(max(30 * p.n_heads, 240), most) for p in panels]
@@ -256,7 +300,8 @@ def _layout(
     below = _BELOW + (_LEGEND if with_legend else 0)
     height = min(max(15 * max(p.n_layers for p in panels), 160), 560)
     size = {
-        "width": _LEFT + inner + _BAR, "height": top + height + below,
+        "width": _LEFT + inner + _BAR,
+        "height": top + height + below,
         "margin": {"l": _LEFT, "r": _BAR, "t": top, "b": below},
     }
     return domains, size

@@ -24,9 +24,17 @@ INK = "#1A1A1A"
 # ColorBrewer's RdBu turned round: blue is negative, white zero, red positive. Blue against red is told
 # apart with any red-green deficiency.
 DIVERGING: list[list[float | str]] = [
-    [0.0, "#053061"], [0.1, "#2166AC"], [0.2, "#4393C3"], [0.3, "#92C5DE"], [0.4, "#D1E5F0"],
+    [0.0, "#053061"],
+    [0.1, "#2166AC"],
+    [0.2, "#4393C3"],
+    [0.3, "#92C5DE"],
+    [0.4, "#D1E5F0"],
     [0.5, "#FFFFFF"],
-    [0.6, "#FDDBC7"], [0.7, "#F4A582"], [0.8, "#D6604D"], [0.9, "#B2182B"], [1.0, "#67001F"],
+    [0.6, "#FDDBC7"],
+    [0.7, "#F4A582"],
+    [0.8, "#D6604D"],
+    [0.9, "#B2182B"],
+    [1.0, "#67001F"],
 ]
 
 # Fonts that stand on the reader's machine; none is fetched.
@@ -37,8 +45,17 @@ SMALL = 12
 MISSING = "\u2013"
 
 _BUTTONS = (
-    "zoom2d", "pan2d", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "toggleSpikelines",
-    "hoverClosestCartesian", "hoverCompareCartesian", "sendChartToCloud",
+    "zoom2d",
+    "pan2d",
+    "select2d",
+    "lasso2d",
+    "zoomIn2d",
+    "zoomOut2d",
+    "autoScale2d",
+    "toggleSpikelines",
+    "hoverClosestCartesian",
+    "hoverCompareCartesian",
+    "sendChartToCloud",
 )
 
 _DISPLAY = {
@@ -58,16 +75,30 @@ def template() -> go.layout.Template:
     values: readable when the figure is printed at the width of a journal column.
     """
     axis = {
-        "showline": True, "linecolor": INK, "linewidth": 1, "ticks": "outside", "ticklen": 4,
-        "tickcolor": INK, "gridcolor": "#E6E6E6", "zeroline": False, "automargin": True,
-        "tickfont": {"size": SMALL}, "title": {"font": {"size": FONT_SIZE}, "standoff": 8},
+        "showline": True,
+        "linecolor": INK,
+        "linewidth": 1,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": INK,
+        "gridcolor": "#E6E6E6",
+        "zeroline": False,
+        "automargin": True,
+        "tickfont": {"size": SMALL},
+        "title": {"font": {"size": FONT_SIZE}, "standoff": 8},
     }
     return go.layout.Template(
         layout={
             "font": {"family": FONT, "size": FONT_SIZE, "color": INK},
             "title": {
-                "font": {"size": 16}, "subtitle": {"font": {"size": SMALL, "color": "#4A4A4A"}},
-                "x": 0, "xref": "paper", "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top",
+                "font": {"size": 16},
+                "subtitle": {"font": {"size": SMALL, "color": "#4A4A4A"}},
+                "x": 0,
+                "xref": "paper",
+                "xanchor": "left",
+                "yref": "container",
+                "y": 1,
+                "yanchor": "top",
                 "pad": {"t": 12},
             },
             "paper_bgcolor": "white",
@@ -77,8 +108,14 @@ def template() -> go.layout.Template:
             "xaxis": axis,
             "yaxis": axis,
             "legend": {
-                "font": {"size": SMALL}, "orientation": "h", "x": 0, "xanchor": "left", "yref": "container",
-                "y": 0, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)",
+                "font": {"size": SMALL},
+                "orientation": "h",
+                "x": 0,
+                "xanchor": "left",
+                "yref": "container",
+                "y": 0,
+                "yanchor": "bottom",
+                "bgcolor": "rgba(0,0,0,0)",
             },
             "hoverlabel": {"font": {"family": FONT, "size": FONT_SIZE}, "align": "left", "namelength": -1},
             "margin": {"l": 60, "r": 20, "t": 64, "b": 56},
