@@ -87,8 +87,8 @@ class LayerActs:
         """The residual-stream direction that raises each row's predicted token, as read at this layer.
 
         Args:
-            unembed: ``"raw"``: the row of ``W_U`` as it is. ``"centered"``: less the mean row. ``"normed"``: pulled back
-                through the final norm and this layer's post-attention norm with their scales frozen at this row,
+            unembed: ``"raw"``: the row of ``W_U`` as it is. ``"centered"``: less the mean row. ``"normed"``: pulled
+                back through the final norm and this layer's post-attention norm, their scales frozen at this row,
                 so that ``z @ W_O . direction`` is an exact share of the logit (before its soft-cap).
 
         Raises:

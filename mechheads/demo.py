@@ -284,8 +284,9 @@ def _write_page(
             items=[
                 "A pass key is copied word for word; this is literal retrieval, the easy kind.",
                 "One model, one prompt format, one seed. Intervals are over trials only.",
-                "On literal copying, attention alone often finds heads that matter as well; the methods part on "
-                "needles that share no words with the question.",
+                "How far attention's best heads matter too depends on the prompt: compare with --no-chat.",
+                "LOCOS is shown as published, on the raw unembedding: its values rank heads, they are not shares of "
+                "the logit (for those: unembed='normed').",
             ],
         ),
     ]

@@ -300,7 +300,7 @@ def _assemble(
             kept=np.array([records[i]["reason"] is None for i in done]),
             weights=np.array([float(records[i]["n_answer_steps"]) for i in done]),
             trial_ids=tuple(trials[i].id for i in done),
-            unit=table.method.unit,
+            unit=table.method.unit_for(table.options),
             pooling=run.pooling,
             parts={p: np.stack([table.rows[i].get(p, empty) for i in done]) for p in parts},
             records=tuple(records[i] for i in done),

@@ -30,12 +30,12 @@ def main(folder: Path) -> None:
             f.to_html(full_html=False, include_plotlyjs=i == 0, config={"displayModeBar": False})
             for i, f in enumerate(figures)
         )
-        page.write_text(f"<body style='margin:0;width:1000px'>{body}</body>", encoding="utf-8")
+        page.write_text(f"<body style='margin:0;width:840px'>{body}</body>", encoding="utf-8")
         height = int(sum((f.layout.height or 450) for f in figures))
         command = [
             chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
             "--disable-background-networking", f"--user-data-dir={temp}/profile", "--virtual-time-budget=8000",
-            f"--window-size=1000,{height}", f"--screenshot={OUT}", page.as_uri(),
+            f"--window-size=840,{height}", f"--screenshot={OUT}", page.as_uri(),
         ]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, timeout=120)
     print(f"drew {OUT}")

@@ -19,8 +19,11 @@ from mechheads.trials import Encoding, TrialSet
 
 WITH_NEEDLE = ("passkey", "facts", "landmarks")
 DIGESTS = [
-    ("passkey", "a890242f1b19"), ("facts", "53fea26d0bbe"), ("landmarks", "fe68947ebb64"),
-    ("recall", "bf23e1551234"), ("arithmetic", "0c9913c058c1"),
+    ("passkey", "a890242f1b19"),
+    ("facts", "53fea26d0bbe"),
+    ("landmarks", "fe68947ebb64"),
+    ("recall", "bf23e1551234"),
+    ("arithmetic", "0c9913c058c1"),
 ]
 
 
@@ -335,7 +338,11 @@ def test_sentence_splitting():
     text = 'He said "Go." Then Mr. Hall, i.e. the owner, left.\nWhy?  (Nobody knows.)\n\nA title\n\n'
     text += "It cost 3.5 coins."
     assert split_sentences(text) == [
-        'He said "Go."', "Then Mr. Hall, i.e. the owner, left.", "Why?", "(Nobody knows.)", "A title",
+        'He said "Go."',
+        "Then Mr. Hall, i.e. the owner, left.",
+        "Why?",
+        "(Nobody knows.)",
+        "A title",
         "It cost 3.5 coins.",
     ]
 
@@ -372,39 +379,40 @@ def test_unknown_kind_and_template_name_their_neighbours():
         needles("facts", Words(), template="keeps")
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"context_length": 20}, "context_length=20 is too small: .* take 24 tokens here.*use at least 64"),
-    ({"context_length": 33}, "context_length=33 is too small"),
-    ({"context_length": None}, "needs a context_length in tokens"),
-    ({"context_length": -1}, "context_length=-1: give a whole number"),
-    ({"context_length": 2049}, "context_length=2049 is over the model's limit of 2048 tokens"),
-    ({"n": 0}, "n=0 trials"),
-    ({"n": True}, "n=True trials"),
-    ({"n": 1}, "leaves a split without a trial"),
-    ({"n": 100_000}, "cannot give n=100000 trials .*there are 90000 five-digit keys"),
-    ({"seed": True}, "seed=True: give a whole number"),
-    ({"depth": 1.01}, "depth=1.01: give a number from 0"),
-    ({"depth": float("nan")}, "depth=nan"),
-    ({"distractors": -1}, "distractors=-1: give a whole number"),
-    ({"distractors": 1}, "'passkey' has no distractors"),
-    ({"split": 0.0}, "split=0.0: give the calibration share"),
-    ({"split": 1}, "split=1: give the calibration share"),
-    ({"haystack": "/no/such/prose.txt"}, "does not exist; give a text file"),
-    ({"template": {"needle": "a", "answer": "b"}}, r"lacks \['question'\]"),
-    ({"template": {"needle": "{key}", "question": "?", "answer": "b", "ask": "c"}}, r"parts \['ask'\]"),
-    ({"template": {"needle": "{kye}", "question": "?", "answer": "b"}}, r"fields \['kye'\].*has \['key'\]"),
-    ({"template": {"needle": "{key", "question": "?", "answer": "b"}}, "template's needle '{key'"),
-    ({"template": {"needle": "Same.", "question": "What?", "answer": "{key}"}}, "only 1 of 60 needles"),
-    ({"template": {"needle": "It is {key}.", "question": "What?", "answer": "x"}}, r"answers \['x'\]"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_length": 20}, "context_length=20 is too small: .* take 24 tokens here.*use at least 64"),
+        ({"context_length": 33}, "context_length=33 is too small"),
+        ({"context_length": None}, "needs a context_length in tokens"),
+        ({"context_length": -1}, "context_length=-1: give a whole number"),
+        ({"context_length": 2049}, "context_length=2049 is over the model's limit of 2048 tokens"),
+        ({"n": 0}, "n=0 trials"),
+        ({"n": True}, "n=True trials"),
+        ({"n": 1}, "leaves a split without a trial"),
+        ({"n": 100_000}, "cannot give n=100000 trials .*there are 90000 five-digit keys"),
+        ({"seed": True}, "seed=True: give a whole number"),
+        ({"depth": 1.01}, "depth=1.01: give a number from 0"),
+        ({"depth": float("nan")}, "depth=nan"),
+        ({"distractors": -1}, "distractors=-1: give a whole number"),
+        ({"distractors": 1}, "'passkey' has no distractors"),
+        ({"split": 0.0}, "split=0.0: give the calibration share"),
+        ({"split": 1}, "split=1: give the calibration share"),
+        ({"haystack": "/no/such/prose.txt"}, "does not exist; give a text file"),
+        ({"template": {"needle": "a", "answer": "b"}}, r"lacks \['question'\]"),
+        ({"template": {"needle": "{key}", "question": "?", "answer": "b", "ask": "c"}}, r"parts \['ask'\]"),
+        ({"template": {"needle": "{kye}", "question": "?", "answer": "b"}}, r"fields \['kye'\].*has \['key'\]"),
+        ({"template": {"needle": "{key", "question": "?", "answer": "b"}}, "template's needle '{key'"),
+        ({"template": {"needle": "Same.", "question": "What?", "answer": "{key}"}}, "only 1 of 60 needles"),
+        ({"template": {"needle": "It is {key}.", "question": "What?", "answer": "x"}}, r"answers \['x'\]"),
+    ],
+)
 def test_refused(options: dict[str, Any], message: str):
     with pytest.raises(InvalidInput, match=message):
         needles("passkey", Words(n_ctx=2048), **options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "n"), [("facts", 5000), ("landmarks", 5000), ("recall", 200), ("arithmetic", 82)]
-)
+@pytest.mark.parametrize(("kind", "n"), [("facts", 5000), ("landmarks", 5000), ("recall", 200), ("arithmetic", 82)])
 def test_more_trials_than_distinct_needles(kind, n):
     with pytest.raises(InvalidInput, match=rf"cannot give n={n} trials .*use a smaller n"):
         needles(kind, Words(), n=n, context_length=200)

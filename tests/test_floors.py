@@ -44,9 +44,7 @@ MODULES = {
 def floor_of(module: str) -> int:
     """Floor of a module inside the package, such as ``plots.heatmap``."""
     name = module.split(".")[0]
-    assert name in FLOORS, (
-        f"mechheads.{name} stands on no floor of the table in docs/architecture.md: add it."
-    )
+    assert name in FLOORS, f"mechheads.{name} stands on no floor of the table in docs/architecture.md: add it."
     return FLOORS[name]
 
 

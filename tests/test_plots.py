@@ -28,9 +28,7 @@ score_heatmaps: Any = plots.score_heatmaps
 template: Any = plots.template
 
 
-def scores(
-    layers=4, heads=3, n=6, *, method="locos", unit="logits", seed=0, undefined=(), **fields: Any
-) -> HeadScores:
+def scores(layers=4, heads=3, n=6, *, method="locos", unit="logits", seed=0, undefined=(), **fields: Any) -> HeadScores:
     values = np.random.default_rng(seed).normal(size=(n, layers, heads))
     for layer, head in undefined:
         values[:, layer, head] = np.nan
@@ -43,6 +41,7 @@ def sweep(*, tasks=("passkey", "recall"), metric="correct", draws=3, n=8, meta=N
     """Locos loses a trial per head; each random draw d loses d trials at any k; recall loses nothing."""
     rows = []
     for task in tasks:
+
         def add(ranking, draw, k, wrong, heads, task=task):
             for i in range(n):
                 right = 1.0 if task == "recall" or i >= wrong else 0.0
@@ -78,8 +77,15 @@ def test_nothing_is_registered_and_nothing_needs_torch():
 
 def test_template_is_readable_and_made_anew():
     layout = template().layout
-    fonts = [layout.font, layout.xaxis.tickfont, layout.yaxis.tickfont, layout.legend.font,
-             layout.xaxis.title.font, layout.title.font, layout.title.subtitle.font]
+    fonts = [
+        layout.font,
+        layout.xaxis.tickfont,
+        layout.yaxis.tickfont,
+        layout.legend.font,
+        layout.xaxis.title.font,
+        layout.title.font,
+        layout.title.subtitle.font,
+    ]
     sizes = [font.size for font in fonts]
     assert min(sizes) >= 12
     assert layout.paper_bgcolor == layout.plot_bgcolor == "white"
@@ -110,8 +116,7 @@ def test_diverging_map_is_blue_white_red_and_even():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.12345, "0.123"), (-2.0, "\u22122"), (1234.4, "1234"), (2.5e7, "2.5e+07"), (0.0, "0"),
-     (float("nan"), "\u2013")],
+    [(0.12345, "0.123"), (-2.0, "\u22122"), (1234.4, "1234"), (2.5e7, "2.5e+07"), (0.0, "0"), (float("nan"), "\u2013")],
 )
 def test_number(value, text):
     assert number(value) == text
@@ -176,8 +181,9 @@ def test_all_undefined_and_all_zero_still_draw():
     nowhere = scores(1, 2, undefined=[(0, 0), (0, 1)])
     assert [t.zmax for t in head_heatmap(nowhere).data] == [1, 1]
     assert "No head has a defined score" in describe(nowhere)
-    zero = HeadScores(method="m", values=np.zeros((2, 1, 1)), kept=np.ones(2, dtype=bool), weights=np.ones(2),
-                      trial_ids=["a", "b"])
+    zero = HeadScores(
+        method="m", values=np.zeros((2, 1, 1)), kept=np.ones(2, dtype=bool), weights=np.ones(2), trial_ids=["a", "b"]
+    )
     (trace,) = head_heatmap(zero).data
     assert (trace.zmin, trace.zmax) == (-1, 1) and trace.colorbar.title.text == "M score"
 
@@ -236,7 +242,8 @@ def test_panels_have_their_own_colour_bars():
     figure = score_heatmaps([a, b], top=2)
     bars = [t for t in figure.data if t.type == "heatmap" and t.showscale is not False]
     assert [t.colorbar.title.text for t in bars] == [
-        "LOCOS score (logits)", "Attention-spatial score (probability)",
+        "LOCOS score (logits)",
+        "Attention-spatial score (probability)",
     ]
     assert bars[0].zmax != bars[1].zmax and all(t.zmid == 0 for t in bars)
     left, right = figure.layout.xaxis.domain, figure.layout.xaxis2.domain
@@ -317,8 +324,7 @@ def test_curve_panels_axes_and_legend():
 @pytest.mark.parametrize("n", [1, 3, 4, 7])
 def test_panels_wrap_without_overlap(n):
     layout = ablation_curve(sweep(tasks=[f"task{i}" for i in range(n)]), n_boot=20).layout
-    boxes = [(*layout[f"xaxis{i or ''}"].domain, *layout[f"yaxis{i or ''}"].domain)
-             for i in ["", *range(2, n + 1)]]
+    boxes = [(*layout[f"xaxis{i or ''}"].domain, *layout[f"yaxis{i or ''}"].domain) for i in ["", *range(2, n + 1)]]
     assert len(boxes) == n
     for i, a in enumerate(boxes):
         assert a[0] < a[1] and a[2] < a[3]

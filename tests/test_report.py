@@ -56,14 +56,20 @@ class Outline(HTMLParser):
 
 
 def sections() -> list[Section]:
-    table = pd.DataFrame({
-        "ranking": ["locos", EVIL], "k": [5, 1234], "mean": [0.123456, np.nan], "significant": [True, False],
-    })
+    table = pd.DataFrame(
+        {
+            "ranking": ["locos", EVIL],
+            "k": [5, 1234],
+            "mean": [0.123456, np.nan],
+            "significant": [True, False],
+        }
+    )
     both = [scores(), scores(method="attention_spatial", unit="probability", undefined=[(0, 0)])]
     return [
         Section("Data", ["First.", EVIL]),
-        Section("Scores", figure=[score_heatmaps(both, top=2), head_heatmap(both[0])],
-                figure_caption=["Side by side", EVIL]),
+        Section(
+            "Scores", figure=[score_heatmaps(both, top=2), head_heatmap(both[0])], figure_caption=["Side by side", EVIL]
+        ),
         Section("Ablation", figure=ablation_curve(sweep()), table=table, table_caption="Comparisons"),
         Section("Verdict", "Yes.", verdict=True),
         Section("Caveats", items=["One model only.", EVIL]),
@@ -72,7 +78,8 @@ def sections() -> list[Section]:
 
 def write(folder: Path, **options: Any) -> Path:
     defaults: dict[str, Any] = {
-        "title": f"Which heads? {EVIL}", "question": "Which heads fetch the pass-key?",
+        "title": f"Which heads? {EVIL}",
+        "question": "Which heads fetch the pass-key?",
         "provenance": {"model": {"name": "tiny", "layers": [1, 2]}, "note": EVIL, "seed": None},
         "commands": ["mechheads demo --seed 0", "echo '<&>'"],
     }
@@ -123,7 +130,13 @@ def test_structure(page):
     assert headings[0] == "h1" and headings.count("h1") == 1
     assert all(int(b[1]) <= int(a[1]) + 1 for a, b in itertools.pairwise(headings))
     assert outline.inside("h2") == [
-        "Data", "Scores", "Ablation", "Verdict", "Caveats", "How to reproduce", "Provenance",
+        "Data",
+        "Scores",
+        "Ablation",
+        "Verdict",
+        "Caveats",
+        "How to reproduce",
+        "Provenance",
     ]
     ids = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -190,8 +203,9 @@ def test_without_figures_there_is_no_bundle(tmp_path):
 def test_extension_folders_and_the_figure_stays_as_it_was(tmp_path):
     figure: Any = head_heatmap(scores())
     width = figure.layout.width
-    path = write_report(tmp_path / "deep" / "er" / "page", title="T", provenance={},
-                        sections=[Section("A", figure=figure)])
+    path = write_report(
+        tmp_path / "deep" / "er" / "page", title="T", provenance={}, sections=[Section("A", figure=figure)]
+    )
     assert path == tmp_path / "deep" / "er" / "page.html" and path.is_file()
     assert figure.layout.width == width and not figure.layout.autosize
 
@@ -258,11 +272,26 @@ def browser() -> str:
 def render(path: Path, profile: Path) -> tuple[str, str]:
     """The DOM after scripts ran, and the browser's log."""
     done = subprocess.run(
-        [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-         "--disable-background-networking", "--disable-component-update", f"--user-data-dir={profile}",
-         "--virtual-time-budget=8000", "--window-size=1200,2000", "--enable-logging=stderr", "--dump-dom",
-         path.as_uri()],
-        capture_output=True, text=True, timeout=120, check=False,
+        [
+            browser(),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-sync",
+            "--disable-background-networking",
+            "--disable-component-update",
+            f"--user-data-dir={profile}",
+            "--virtual-time-budget=8000",
+            "--window-size=1200,2000",
+            "--enable-logging=stderr",
+            "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, done.stderr

@@ -18,8 +18,12 @@ from mechheads.heads import HeadSet
 from mechheads.scores import HeadScores, SweepResult
 from mechheads.stats import bootstrap_weights
 
-META = {"model": {"name": "nano", "weight_hash": "ab"}, "method": "locos", "options": {"unembed": "raw"},
-        "trials": {"name": "facts", "hash": "1", "options": {}}}
+META = {
+    "model": {"name": "nano", "weight_hash": "ab"},
+    "method": "locos",
+    "options": {"unembed": "raw"},
+    "trials": {"name": "facts", "hash": "1", "options": {}},
+}
 
 
 def make(n=6, layers=2, heads=3, *, seed=0, nan=0, prefix="t", **fields) -> HeadScores:
@@ -142,8 +146,16 @@ def test_no_kept_trial_is_said_with_the_reasons_and_what_to_do():
         r"\(4 x wrong answer, 1 x no answer step, 1 x no reason recorded\).*"
         "Use trials the model can answer"
     )
-    for call in (scores.mean, scores.ranking, scores.rank, lambda: scores.top(1), lambda: scores.bottom(1),
-                 lambda: scores.nearest_zero(1), lambda: scores.score_of("L0H0"), scores.to_frame):
+    for call in (
+        scores.mean,
+        scores.ranking,
+        scores.rank,
+        lambda: scores.top(1),
+        lambda: scores.bottom(1),
+        lambda: scores.nearest_zero(1),
+        lambda: scores.score_of("L0H0"),
+        scores.to_frame,
+    ):
         with pytest.raises(InvalidInput, match=message):
             call()
     assert np.isnan(scores.ci()[0]).all() and scores.n_kept == 0
@@ -182,7 +194,16 @@ def test_frame_has_a_row_per_head():
     scores = make(nan=4)
     frame = scores.to_frame(ci=True, n_boot=50, seed=3)
     assert list(frame.columns) == [
-        "layer", "head", "label", "score", "rank", "n_trials", "ci_low", "ci_high", "plus", "minus"
+        "layer",
+        "head",
+        "label",
+        "score",
+        "rank",
+        "n_trials",
+        "ci_low",
+        "ci_high",
+        "plus",
+        "minus",
     ]
     assert len(frame) == 6
     low, high = scores.ci(n_boot=50, seed=3)
@@ -287,8 +308,12 @@ def test_merging_the_parts_of_a_result_gives_it_back(cut, seed):
     whole = make(seed=seed, nan=5)
     again = whole.select_trials(whole.trial_ids[:cut]).merge(whole.select_trials(whole.trial_ids[cut:]))
     assert again.trial_ids == whole.trial_ids and again.records == whole.records and again.meta == whole.meta
-    for a, b in ((again.values, whole.values), (again.kept, whole.kept), (again.weights, whole.weights),
-                 (again.parts["plus"], whole.parts["plus"])):
+    for a, b in (
+        (again.values, whole.values),
+        (again.kept, whole.kept),
+        (again.weights, whole.weights),
+        (again.parts["plus"], whole.parts["plus"]),
+    ):
         assert a.tobytes() == b.tobytes()
 
 

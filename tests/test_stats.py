@@ -111,8 +111,9 @@ def test_permutation_p_equals_enumeration_by_hand(pair):
     d = a - b
     seen = abs(d.sum()) * (1 - 1e-9)
     slack = 1e-12 * np.abs(d).sum()
-    sums = [abs(sum(s * x for s, x in zip(signs, d, strict=True)))
-            for signs in itertools.product([1, -1], repeat=len(d))]
+    sums = [
+        abs(sum(s * x for s, x in zip(signs, d, strict=True))) for signs in itertools.product([1, -1], repeat=len(d))
+    ]
     got = stats.paired_permutation(a, b)
     least = np.mean([s >= abs(d.sum()) + slack for s in sums])
     assert least <= got <= np.mean([s >= seen - slack for s in sums])
@@ -155,9 +156,7 @@ def test_paired_bootstrap_is_narrower_than_unpaired_when_trials_differ_more_than
     assert 0.4 < got.low < got.high < 0.6
 
 
-@pytest.mark.parametrize(
-    ("successes", "n", "level"), [(0, 10, 0.95), (7, 10, 0.95), (10, 10, 0.9), (30, 61, 0.99)]
-)
+@pytest.mark.parametrize(("successes", "n", "level"), [(0, 10, 0.95), (7, 10, 0.95), (10, 10, 0.9), (30, 61, 0.99)])
 def test_wilson_agrees_with_scipy(successes, n, level):
     ours = stats.wilson(successes, n, level=level)
     theirs = sps.binomtest(successes, n).proportion_ci(level, method="wilson")

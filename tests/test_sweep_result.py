@@ -61,7 +61,9 @@ def test_curve_of_all_tasks_and_of_one_ranking():
     assert set(curve["task"]) == {"needles", "recall"}
     # random was not run on recall, so the baseline alone must not pose as its curve
     assert set(zip(curve["ranking"], curve["task"], strict=True)) == {
-        ("locos", "needles"), ("random", "needles"), ("locos", "recall")
+        ("locos", "needles"),
+        ("random", "needles"),
+        ("locos", "recall"),
     }
     assert set(sweep().curve("correct", ranking="random")["ranking"]) == {"random"}
 
@@ -149,8 +151,10 @@ def test_cell_gives_the_rows_and_the_baseline_at_zero():
 def test_unknown_names_are_answered_with_the_known_ones():
     result = sweep()
     for call in (
-        lambda: result.curve("corect"), lambda: result.curve("correct", "needle"),
-        lambda: result.auc("correct", ranking="loco"), lambda: result.cell("rnd", 5, "needles", "correct"),
+        lambda: result.curve("corect"),
+        lambda: result.curve("correct", "needle"),
+        lambda: result.auc("correct", ranking="loco"),
+        lambda: result.cell("rnd", 5, "needles", "correct"),
     ):
         with pytest.raises(UnknownName, match="of the sweep"):
             call()

@@ -175,9 +175,7 @@ def test_found_tokens_cover_the_answer_and_no_more(pieces, answer):
         assert len("".join(pieces[: found[0]])) <= start < len("".join(pieces[: found[0] + 1]))
 
 
-@pytest.mark.parametrize(
-    "function", [text.rouge1_recall, text.rougeL_f, text.exact_match, text.contains_answer]
-)
+@pytest.mark.parametrize("function", [text.rouge1_recall, text.rougeL_f, text.exact_match, text.contains_answer])
 def test_an_empty_gold_answer_is_refused(function):
     with pytest.raises(InvalidInput, match="the gold answer is ' '; give the text that was to be found"):
         function("something", " ")

@@ -83,9 +83,7 @@ def test_a_missing_span_name_lists_the_known_ones():
 
 def test_from_text_finds_the_tokens_that_cover_the_text():
     spans = {"question": "What is the code?"}
-    trial = Trial.from_text(
-        WordEncoder(), PROMPT, needle="The code is 4711 today.", answer="4711", spans=spans
-    )
+    trial = Trial.from_text(WordEncoder(), PROMPT, needle="The code is 4711 today.", answer="4711", spans=spans)
     words = ["", *PROMPT.split()]
     assert [words[i] for i in trial.positions("needle")] == ["The", "code", "is", "4711", "today."]
     assert [words[i] for i in trial.positions("question")] == ["What", "is", "the", "code?"]
@@ -112,8 +110,11 @@ def test_from_text_names_a_trial_by_its_content():
 
 @pytest.mark.parametrize(
     ("needle", "message"),
-    [("the code is 4711", "is not in the prompt; it must be an exact substring"),
-     ("is", "stands 3 times in the prompt"), (" ", "text is empty")],
+    [
+        ("the code is 4711", "is not in the prompt; it must be an exact substring"),
+        ("is", "stands 3 times in the prompt"),
+        (" ", "text is empty"),
+    ],
 )
 def test_needle_text_absent_or_ambiguous(needle, message):
     with pytest.raises(InvalidInput, match=message):
@@ -141,8 +142,14 @@ names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
 )
 def test_dict_round_trip_through_json(tokens, meta, answer):
     trial = Trial(
-        id="a", tokens=tuple(tokens), spans={"needle": [(0, 1), (3, 5)]}, answer=answer,
-        candidates=(" true", " false"), label=1, split="test", meta=meta,
+        id="a",
+        tokens=tuple(tokens),
+        spans={"needle": [(0, 1), (3, 5)]},
+        answer=answer,
+        candidates=(" true", " false"),
+        label=1,
+        split="test",
+        meta=meta,
     )
     back = Trial.from_dict(json.loads(json.dumps(trial.to_dict())))
     assert back == trial and hash(back) == hash(trial)

@@ -37,6 +37,10 @@ class Method:
     options: Mapping[str, Any]
     builtin: bool = False
 
+    def unit_for(self, options: Mapping[str, Any]) -> str:
+        """The unit under these options: without the final norm, logits are not shares of the model's logit."""
+        return f"{self.unit}, norm left out" if options.get("unembed") in ("raw", "centered") else self.unit
+
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options with their values, of those given that this method knows."""
         return {**self.options, **{k: v for k, v in given.items() if k in self.options}}
