@@ -6,7 +6,6 @@ Means, intervals and rankings are always derived from the per-trial values, neve
 from __future__ import annotations
 
 import difflib
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,17 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mechheads.errors import InvalidInput, ResultFileError, UnknownName
+from mechheads.errors import InvalidInput, UnknownName
 from mechheads.heads import Head, HeadSet
 from mechheads.provenance import json_ready
-from mechheads.result_files import (
-    from_column,
-    read_heads_json,
-    read_table,
-    to_column,
-    write_atomically,
-    write_table,
-)
 from mechheads.stats import bootstrap_weights, check_count, check_level, percentiles
 from mechheads.sweep_result import Comparison, SweepResult
 
@@ -420,25 +411,9 @@ class HeadScores:
         Raises:
             OutputNotWritable: If the folder cannot be written.
         """
-        import pyarrow as pa
+        from mechheads.score_files import write_scores
 
-        columns: dict[str, Any] = {
-            "trial_id": pa.array(self.trial_ids, pa.string()),
-            "kept": pa.array(self.kept),
-            "weight": pa.array(self.weights),
-            "record": pa.array([json.dumps(r) for r in self.records], pa.string()),
-            "values": to_column(self.values),
-            **{f"part:{name}": to_column(part) for name, part in self.parts.items()},
-        }
-        header = {
-            "shape": list(self.shape),
-            "method": self.method,
-            "unit": self.unit,
-            "pooling": self.pooling,
-            "parts": list(self.parts),
-            "meta": self.meta,
-        }
-        return write_table(path, pa.table(columns), kind="head_scores", header=header)
+        return write_scores(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> HeadScores:
@@ -448,29 +423,9 @@ class HeadScores:
             ResultFileError: If the file is missing, damaged, foreign, inconsistent or newer than this
                 mechheads reads; the message names the file and the reason.
         """
-        table, header = read_table(path, kind="head_scores")
-        try:
-            shape = tuple(header["shape"])
-            if table.num_rows != shape[0]:
-                raise ValueError(f"it has {table.num_rows} rows but its header says {shape[0]} trials")
-            for name in table.column_names:
-                if table[name].null_count:  # an empty "kept" would else read as False
-                    raise ValueError(f"column {name!r} has empty entries")
-            return cls(
-                method=header["method"],
-                values=from_column(table, "values", shape),
-                kept=np.array(table["kept"].to_pylist(), dtype=bool),
-                weights=np.array(table["weight"].to_pylist(), dtype=np.float64),
-                trial_ids=tuple(table["trial_id"].to_pylist()),
-                unit=header["unit"],
-                pooling=header["pooling"],
-                parts={name: from_column(table, f"part:{name}", shape) for name in header["parts"]},
-                records=tuple(json.loads(r) for r in table["record"].to_pylist()),
-                meta=header["meta"],
-            )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else error
-            raise ResultFileError(f"{path} is not a consistent head score file: {reason}") from error
+        from mechheads.score_files import read_scores
+
+        return read_scores(path)
 
     def to_heads_json(self, path: str | Path) -> Path:
         """Write the flat map of published head files: ``{"layer-head": [score of each kept trial]}``.
@@ -482,19 +437,10 @@ class HeadScores:
             InvalidInput: If no trial is kept.
             OutputNotWritable: If the folder cannot be written.
         """
+        from mechheads.score_files import write_flat_map
+
         self._require_kept()
-        rows = self.values[self.kept].astype(np.float64)
-        content = {
-            f"{layer}-{head}": [None if np.isnan(x) else x for x in rows[:, layer, head].tolist()]
-            for layer in range(self.n_layers)
-            for head in range(self.n_heads)
-        }
-        text = json.dumps(content)
-
-        def write(target: Path) -> None:
-            target.write_text(text, encoding="utf-8")
-
-        return write_atomically(Path(path), write)
+        return write_flat_map(self, path)
 
     @classmethod
     def from_heads_json(
@@ -521,30 +467,9 @@ class HeadScores:
         Raises:
             ResultFileError: If the file is not such a map, or does not fit the shape.
         """
-        path = Path(path)
-        scores = read_heads_json(path)
-        found = (max(h.layer for h in scores) + 1, max(h.head for h in scores) + 1)
-        wanted = (n_layers or found[0], n_heads or found[1])
-        complete = len(scores) == found[0] * found[1]
-        if found[0] > wanted[0] or found[1] > wanted[1] or (complete and found != wanted):
-            raise ResultFileError(
-                f"{path} has {len(scores)} heads in {found[0]} layers of {found[1]}; that does not fit "
-                f"a model of {wanted[0]} layers with {wanted[1]} heads. Was it made with another model?"
-            )
-        n = len(next(iter(scores.values())))
-        values = np.full((n, *wanted), np.nan)
-        for head, row in scores.items():
-            values[:, head.layer, head.head] = row
-        return cls(
-            method=method,
-            values=values,
-            kept=np.ones(n, dtype=bool),
-            weights=np.ones(n),
-            trial_ids=tuple(map(str, range(n))),
-            unit=unit,
-            pooling="trial",
-            meta={"source": path.name},
-        )
+        from mechheads.score_files import read_flat_map
+
+        return read_flat_map(path, n_layers=n_layers, n_heads=n_heads, method=method, unit=unit)
 
 
 def _frozen(array: Any, dtype: Any) -> np.ndarray:

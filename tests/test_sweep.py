@@ -199,7 +199,7 @@ def test_the_result_knows_where_it_came_from(
     meta = sweep.meta
     assert meta["model"]["weight_hash"] == llama.weight_hash() and meta["method"] == "sweep" and meta["seed"] == 5
     options = meta["options"]
-    assert options["k"] == [0, 1, 3] and options["max_new_tokens"] == 6 and options["stop_at_newline"] is True
+    assert options["k"] == [0, 1, 3] and options["max_new_tokens"] == {"target": 6, "control": 6} and options["stop_at_newline"] is True
     assert options["intervention"] == mean.describe() and options["intervention"]["reference"]["n"] == 6
     assert options["rankings"] == {"a": A.labels, "b": B.labels}
     assert options["controls"]["draws"] == 2 and options["controls"]["exclude_tested"] is True
