@@ -29,6 +29,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Find the attention heads that do something, and prove it by taking them out.\n\n"
     "Start with [bold]mechheads get smollm2[/bold] and [bold]mechheads demo[/bold].",
+    epilog="Exit codes: 0 done; 1 the model or the files are not usable; 2 given something it cannot use; "
+    "130 interrupted (what was done is written).",
 )
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130

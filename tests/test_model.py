@@ -304,3 +304,14 @@ def test_placement_is_passed_on_for_folders() -> None:
 
     model = mh.load(str(tiny.folder("llama")), device_map={"": "cpu"})
     assert model.verification is not None and model.backend.device.type == "cpu"
+
+
+def test_training_mode_is_refused() -> None:
+    import tiny
+
+    model = tiny.fresh("gpt2")
+    model.backend.bridge.train()
+    with pytest.raises(mh.InvalidInput, match="training mode"):
+        mh.CircuitAnalysis(model, progress=False).generate(tokens=[5, 6, 7], max_new_tokens=2)
+    model.backend.bridge.eval()
+    assert mh.CircuitAnalysis(model, progress=False).generate(tokens=[5, 6, 7], max_new_tokens=2).tokens

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from mechheads.backends.base import HookFn, Norm, Shape
 from mechheads.backends.twin import Twin, build_twin, foreign_hooks
-from mechheads.errors import ModelRefused
+from mechheads.errors import InvalidInput, ModelRefused
 
 _WRAP = "_original_component"
 
@@ -122,12 +122,18 @@ class BridgeBackend:
     @torch.no_grad()
     def run(self, tokens: Tensor, mask: Tensor, cache: Any, *, last_only: bool) -> Tensor:
         """See ``Backend.run``."""
+        self._refuse_training_mode()
         extra = {"logits_to_keep": 1} if last_only and self._accepts("logits_to_keep") else {}
         kwargs: dict[str, Any] = {"attention_mask": mask, **extra}
         if cache is not None:
             kwargs |= {"past_key_values": cache, "use_cache": True}
         logits = self.bridge(tokens, return_type="logits", **kwargs)
         return logits[:, -1:] if last_only else logits
+
+    def _refuse_training_mode(self) -> None:
+        """Dropout would make every run another model."""
+        if self.bridge.original_model.training:
+            raise InvalidInput("the model is in training mode, where dropout changes every run; call .eval() on it.")
 
     def _accepts(self, name: str) -> bool:
         """Whether the wrapped Hugging Face forward takes an argument."""
@@ -140,6 +146,7 @@ class BridgeBackend:
     @torch.no_grad()
     def prefill(self, tokens: Tensor, mask: Tensor) -> DynamicCache:
         """See ``Backend.prefill``."""
+        self._refuse_training_mode()
         cache = self.new_cache(tokens.shape[0])
         if self.twin is not None and self.fast_prefill():
             self.twin.run(tokens, mask, cache)
