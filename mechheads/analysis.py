@@ -13,6 +13,7 @@ from mechheads.generate import Generation, generate
 from mechheads.interventions import Intervention, apply
 from mechheads.methods.registry import get_method, method_names
 from mechheads.model import Model, load
+from mechheads.provenance import package_versions
 from mechheads.runner import RunOptions, check_options, score_trials
 from mechheads.scores import HeadScores, SweepResult
 from mechheads.store import Store
@@ -75,11 +76,12 @@ class CircuitAnalysis:
         """Scores from the store where they are, the rest from one capture."""
         if self.store is None or self.model.backend.hooked():
             return score_trials(self.model, names, trials, run=run, options=own, progress=self.progress)
-        keys = self._keys([*names, *_companions(names)], trials, run, own)
+        companions = _companions(names, trials)
+        keys = self._keys([*names, *companions], trials, run, own)
         found = {n: s for n in names if (s := self.store.get_scores(keys[n])) is not None}
         missing = [n for n in names if n not in found]
         if missing:
-            asked = [*missing, *(n for n in _companions(names) if not self.store.file(keys[n]).exists())]
+            asked = [*missing, *(n for n in companions if not self.store.file(keys[n]).exists())]
             new = score_trials(self.model, asked, trials, run=run, options=own, progress=self.progress)
             for name, scores in new.items():
                 if scores.meta["complete"] and get_method(name).builtin:
@@ -94,7 +96,8 @@ class CircuitAnalysis:
         model = self.model.describe()
         return {
             name: {
-                "format": 1,
+                "format": 2,
+                "versions": package_versions(),
                 "method": name,
                 "model": model,
                 "options": {**get_method(name).resolve(own), **run.record()},
@@ -105,9 +108,9 @@ class CircuitAnalysis:
 
     def sweep(
         self,
-        rankings: Mapping[str, Any],
+        rankings: Any,
         *,
-        k: Sequence[int],
+        k: int | Sequence[int],
         trials: TrialSet | Sequence[Trial] | Mapping[str, TrialSet],
         intervention: Intervention,
         controls: RandomHeads | None = None,
@@ -117,10 +120,10 @@ class CircuitAnalysis:
         """Ablate the top k heads of each ranking and see what the model still answers.
 
         Args:
-            rankings: HeadScores or head sets by name.
+            rankings: HeadScores or head sets by name; or one HeadScores, or one head set (best first).
             k: Set sizes; the baseline is always run.
             trials: Trials, or several tasks by name (the first is the target, the rest are controls).
-            intervention: ``mh.mean_ablation(...)`` or ``mh.zero_ablation()``.
+            intervention: ``mh.mean_ablation(...)`` or ``mh.zero_ablation()``; the sweep chooses the heads.
             controls: ``mh.random_heads(...)`` or None.
             max_new_tokens: Longest answer, tokens; one number, or one for each task.
             batch_size: Trials run together.
@@ -178,11 +181,19 @@ class CircuitAnalysis:
         return generate(self.model, [list(ids)], max_new_tokens=max_new_tokens, stop_at_newline=stop_at_newline)[0]
 
 
-def _companions(names: Sequence[str]) -> list[str]:
-    """Built-in methods that cost nothing more on the same capture, so that asking for them later is a look-up."""
+def _companions(names: Sequence[str], trials: TrialSet) -> list[str]:
+    """Built-in methods that cost nothing more on the same capture, so that asking for them later is a look-up.
+
+    Only beside a built-in method, and only those that every trial has the spans for.
+    """
+    if not all(get_method(name).builtin for name in names):
+        return []
     needs = {need for name in names for need in get_method(name).needs}
     return [
         name
         for name in method_names()
-        if name not in names and get_method(name).builtin and set(get_method(name).needs) <= needs
+        if name not in names
+        and get_method(name).builtin
+        and set(get_method(name).needs) <= needs
+        and all(set(get_method(name).spans) <= set(t.spans) for t in trials)
     ]

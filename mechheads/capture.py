@@ -15,7 +15,7 @@ from mechheads.decode import Batch, Decoded, Observer, greedy
 from mechheads.errors import InvalidInput, ModelRefused, UnknownName
 from mechheads.kernels import norm_direction, phi
 from mechheads.model import Model
-from mechheads.text import find_answer_tokens, rouge1_recall
+from mechheads.text import char_offsets, find_answer_tokens, rouge1_recall
 from mechheads.trials import Trial
 
 NEEDS = ("q", "k", "v", "z", "pattern")
@@ -282,11 +282,13 @@ class TrialCapture:
         """
         if self.trial.answer is None or not self.decoded.tokens:
             return ()
+        text, offsets = char_offsets(self.model.decode, self.decoded.tokens)
         return find_answer_tokens(
-            self.model.pieces(self.decoded.tokens),
+            [text],
             self.decoded.tokens,
             [answer_tokens(self.model, self.trial.answer)],
             self.trial.answer,
+            offsets=offsets,
         )
 
     @cached_property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,12 +35,15 @@ app = typer.Typer(
 )
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+CONTROLS = ("recall", "arithmetic", "none")
 
 ModelOption = Annotated[
     str,
     typer.Option("--model", "-m", help="'smollm2', a hub id such as Qwen/Qwen3-8B, or a local folder."),
 ]
-SeedOption = Annotated[int, typer.Option(help="Seed of trials and random draws; the same seed gives the same run.")]
+SeedOption = Annotated[
+    int, typer.Option(min=0, help="Seed of trials and random draws; the same seed gives the same run.")
+]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder for results; made if it is not there.")]
 JsonOption = Annotated[
     bool,
@@ -53,9 +57,9 @@ TrialsOption = Annotated[
         "or a file that TrialSet.save wrote.",
     ),
 ]  # fmt: skip
-NOption = Annotated[int, typer.Option("--n", help="How many trials to make.")]
-LengthOption = Annotated[int, typer.Option(help="Prompt length, tokens.")]
-BatchOption = Annotated[int, typer.Option(help="Trials run together; changes speed and memory, not results.")]
+NOption = Annotated[int, typer.Option("--n", min=1, help="How many trials to make.")]
+LengthOption = Annotated[int, typer.Option(min=1, help="Prompt length, tokens.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="Trials run together; changes speed and memory, not results.")]
 DtypeOption = Annotated[
     str | None, typer.Option(help="Weight type: float32, bfloat16, float16; as stored if not given.")
 ]
@@ -68,7 +72,9 @@ HaystackOption = Annotated[
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Turn errors into one clear line and an exit code."""
+    """Turn errors into one clear line and an exit code, and warnings into one line each."""
+    # The format alone is changed: what is shown, recorded or raised stays as the caller's filters say.
+    as_before, warnings.formatwarning = warnings.formatwarning, _one_line
     try:
         yield
     except InvalidInput as error:
@@ -80,6 +86,13 @@ def _errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         _complain("interrupted")
         raise typer.Exit(EXIT_INTERRUPTED) from error
+    finally:
+        warnings.formatwarning = as_before
+
+
+def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:
+    """A warning as one line, without the place in the code it came from."""
+    return f"warning: {' '.join(str(message).split())}\n"
 
 
 def _complain(error: object) -> None:
@@ -91,7 +104,10 @@ def _complain(error: object) -> None:
 
 
 def _sayer(as_json: bool) -> Callable[..., None]:
-    """Where human output goes: standard output, or standard error beside JSON."""
+    """Where human output goes: standard output, or standard error beside JSON.
+
+    It reads rich markup, so whatever the user or a file named goes through ``escape`` first.
+    """
     from rich.console import Console
 
     return Console(stderr=as_json).print
@@ -99,13 +115,14 @@ def _sayer(as_json: bool) -> Callable[..., None]:
 
 def _table(frame: Any, title: str) -> Any:
     """A rich table of a data frame."""
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for i, column in enumerate(frame.columns):
-        table.add_column(str(column), justify="left" if i == 0 else "right")
+        table.add_column(escape(str(column)), justify="left" if i == 0 else "right")
     for row in frame.itertuples(index=False):
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else escape(str(v)) for v in row))
     return table
 
 
@@ -125,7 +142,8 @@ def _trials(
     from mechheads.datasets import needles
     from mechheads.trials import TrialSet
 
-    if Path(what).is_file():
+    # A file that is not there is said to be missing, rather than an unknown kind.
+    if Path(what).is_file() or Path(what).suffix or Path(what).name != what:
         return TrialSet.load(what)
     return needles(
         what, model, n=n, context_length=context_length, seed=seed, chat=chat,
@@ -143,6 +161,8 @@ def get(
     smollm2 is SmolLM2-135M-Instruct (Apache-2.0), carried by a package on PyPI: its file is checked against a known
     hash and converted once (about 20 s) into your cache folder ($MECHHEADS_CACHE, or ~/.cache/mechheads).
     """
+    from rich.markup import escape
+
     from mechheads.errors import UnknownName
     from mechheads.smollm2 import get_smollm2
 
@@ -150,7 +170,8 @@ def get(
     with _errors():
         if name != "smollm2":
             raise UnknownName("model to fetch", name, ("smollm2",))
-        say(f"smollm2 is ready in {get_smollm2(force=force, progress=say)}", soft_wrap=True)
+        folder = get_smollm2(force=force, progress=lambda text: say(escape(text)))
+        say(f"smollm2 is ready in {escape(str(folder))}", soft_wrap=True)
 
 
 @app.command()
@@ -161,8 +182,8 @@ def demo(
     kind: Annotated[str, typer.Option(help="Needle trials: passkey, facts or landmarks.")] = "passkey",
     n: NOption = 40,
     context_length: LengthOption = 160,
-    n_control: Annotated[int, typer.Option(help="Trials of the control task, recall from memory.")] = 20,
-    draws: Annotated[int, typer.Option(help="Random head sets.")] = 7,
+    n_control: Annotated[int, typer.Option(min=1, help="Trials of the control task, recall from memory.")] = 20,
+    draws: Annotated[int, typer.Option(min=1, help="Random head sets.")] = 7,
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Chat template or not; used where the model has one.")
     ] = None,
@@ -174,18 +195,21 @@ def demo(
     says, then mean-ablates the best heads, with random heads and an unrelated task as controls. Writes demo.html (opens
     with no network), summary.json, ablation.csv and the results as Parquet.
     """
+    from rich.markup import escape
+
     from mechheads.demo import DemoOptions, accuracy_table, head_table, run_demo, verdict
 
     say = _sayer(as_json)
     with _errors():
         options = DemoOptions(kind, n, context_length, n_control, draws, seed, chat)
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        result = run_demo(model, out, options, say=lambda text: say(f"[dim]{text}[/dim]"))
+        result = run_demo(model, out, options, say=lambda text: say(f"[dim]{escape(text)}[/dim]"))
         say(_table(head_table(result.scores), "Ten best heads (score)"))
         say(_table(accuracy_table(result.summary), "Share of right answers [95% interval]"))
         for line in verdict(result.summary):
-            say(line)
-        say(f"\n{result.summary['seconds']} s. Open [bold]{result.page}[/bold] in a browser.", soft_wrap=True)
+            say(escape(line))
+        page = escape(str(result.page))
+        say(f"\n{result.summary['seconds']} s. Open [bold]{page}[/bold] in a browser.", soft_wrap=True)
         if as_json:
             print(json.dumps(result.summary))
 
@@ -212,10 +236,10 @@ def score(
         str, typer.Option(help="step: every answer step weighs the same; trial: every trial does.")
     ] = "step",
     rouge_threshold: Annotated[float, typer.Option(help="Keep trials whose ROUGE-1 recall is above this.")] = 0.5,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, tokens.")] = 50,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, tokens.")] = 50,
     batch_size: BatchOption = 8,
     dtype: DtypeOption = None,
-    top: Annotated[int, typer.Option(help="How many heads to print.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="How many heads to print.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
     """Score every head of a model on needle trials.
@@ -224,13 +248,18 @@ def score(
 
     Example: mechheads score -m smollm2 -t facts -s locos -s attention_spatial --n 40 -o out
     """
+    from rich.markup import escape
+
     from mechheads.demo import writable_folder, write_json
+    from mechheads.methods import get_method
     from mechheads.plots import score_heatmaps
     from mechheads.report import Section, write_report
 
     say = _sayer(as_json)
     with _errors():
         folder = writable_folder(out)
+        for name in method or ():
+            get_method(name)
         ca = _load(model, dtype)
         chosen = _trials(trials, ca.model, n=n, context_length=context_length, seed=seed, chat=chat, haystack=haystack)
         chosen = chosen if split == "all" or not chosen.splits else chosen.split(split)
@@ -267,7 +296,7 @@ def score(
         for name, one in found.items():
             frame = one.to_frame(ci=True).sort_values("rank").head(top)
             say(_table(frame[["label", "score", "ci_low", "ci_high", "rank"]], f"{name} ({one.unit})"))
-        say(f"Written to [bold]{folder}[/bold]", soft_wrap=True)
+        say(f"Written to [bold]{escape(str(folder))}[/bold]", soft_wrap=True)
         if as_json:
             print(json.dumps(summary))
         if not first.meta["complete"]:
@@ -289,14 +318,16 @@ def ablate(
     ] = "recall",
     intervention: Annotated[str, typer.Option(help="mean (over the calibration trials) or zero.")] = "mean",
     site: Annotated[str, typer.Option(help="z (head output) or q (query).")] = "z",
-    draws: Annotated[int, typer.Option(help="Random head sets for each k, never the tested heads; 0 for none.")] = 7,
+    draws: Annotated[
+        int, typer.Option(min=0, help="Random head sets for each k, never the tested heads; 0 for none.")
+    ] = 7,
     out: OutOption = Path("ablate-out"),
     seed: SeedOption = 0,
     n: NOption = 60,
     context_length: LengthOption = 256,
     chat: ChatOption = False,
     haystack: HaystackOption = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, tokens.")] = 20,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, tokens.")] = 20,
     batch_size: BatchOption = 8,
     dtype: DtypeOption = None,
     as_json: JsonOption = False,
@@ -308,24 +339,30 @@ def ablate(
 
     Example: mechheads ablate -m smollm2 --scores out/locos.parquet --k 1,5 -t facts -o ablated
     """
+    from rich.markup import escape
+
     from mechheads.demo import writable_folder
 
     say = _sayer(as_json)
     with _errors():
         folder = writable_folder(out)
         rankings = _rankings(heads, scores)
+        sizes = _sizes(k, heads)
+        _check_names(control, intervention, site)
         ca = _load(model, dtype)
         chosen = _trials(trials, ca.model, n=n, context_length=context_length, seed=seed, chat=chat, haystack=haystack)
         sweep = _ablate(
-            ca, rankings, chosen, sizes=_sizes(k, heads), control=control, intervention=intervention, site=site,
+            ca, rankings, chosen, sizes=sizes, control=control, intervention=intervention, site=site,
             draws=draws, seed=seed, n=n, max_new_tokens=max_new_tokens, batch_size=batch_size,
         )  # fmt: skip
         curve = _write_sweep(folder, sweep)
         columns = ["ranking", "task", "k", "mean", "ci_low", "ci_high", "n_trials", "n_draws"]
         say(_table(curve[columns], "Share of right answers"))
-        say(f"Written to [bold]{folder}[/bold]", soft_wrap=True)
+        say(f"Written to [bold]{escape(str(folder))}[/bold]", soft_wrap=True)
         if as_json:
             print((folder / "summary.json").read_text())
+        if sweep.meta.get("complete") is False:
+            raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _rankings(heads: str | None, scores: list[Path] | None) -> dict[str, Any]:
@@ -334,8 +371,10 @@ def _rankings(heads: str | None, scores: list[Path] | None) -> dict[str, Any]:
     from mechheads.scores import HeadScores
 
     out: dict[str, Any] = {}
-    if heads:
+    if heads is not None:
         out["given"] = HeadSet.parse(heads)
+        if not out["given"]:
+            raise InvalidInput(f"--heads is {heads!r}, which names no head; write 'L18H6 L23H2' or leave it out.")
     for path in scores or []:
         loaded = HeadScores.load(path)
         name = loaded.method if loaded.method not in out else path.stem
@@ -353,10 +392,24 @@ def _sizes(k: str, heads: str | None) -> list[int]:
 
     try:
         sizes = [int(x) for x in k.split(",")]
+        if min(sizes) < 0:
+            raise ValueError(k)
     except ValueError as error:
         raise InvalidInput(f"--k is {k!r}; give whole numbers separated by commas, such as 1,5,10.") from error
     most = len(HeadSet.parse(heads)) if heads else None
     return sizes if most is None else sorted({min(x, most) for x in sizes})
+
+
+def _check_names(control: str, intervention: str, site: str) -> None:
+    """Refuse an unknown control task, intervention or site before the model is loaded."""
+    from mechheads.errors import UnknownName
+    from mechheads.interventions import zero_ablation
+
+    zero_ablation(site=site)
+    if intervention not in ("mean", "zero"):
+        raise UnknownName("intervention", intervention, ("mean", "zero"))
+    if control not in CONTROLS:
+        raise UnknownName("control task", control, CONTROLS)
 
 
 def _ablate(
@@ -365,14 +418,11 @@ def _ablate(
 ) -> Any:  # fmt: skip
     """Run the sweep that ``mechheads ablate`` describes."""
     from mechheads.datasets import arithmetic, recall
-    from mechheads.errors import UnknownName
     from mechheads.interventions import mean_ablation, zero_ablation
     from mechheads.sweep import random_heads
 
     for name in ("calibration", "test"):
         trials.split(name)
-    if intervention not in ("mean", "zero"):
-        raise UnknownName("intervention", intervention, ("mean", "zero"))
     what = (
         zero_ablation(site=site)
         if intervention == "zero"
@@ -381,8 +431,6 @@ def _ablate(
     tasks = {trials.name: trials.split("test")}
     makers = {"recall": recall, "arithmetic": arithmetic}
     if control != "none":
-        if control not in makers:
-            raise UnknownName("control task", control, (*makers, "none"))
         tasks[control] = makers[control](ca.model, n=min(n, 40), seed=seed, split=None)
     return ca.sweep(
         rankings, k=sizes, trials=tasks, intervention=what,
@@ -436,6 +484,7 @@ def verify(model: ModelOption = "smollm2", dtype: DtypeOption = None, as_json: J
     from dataclasses import asdict
 
     import pandas as pd
+    from rich.markup import escape
 
     say = _sayer(as_json)
     with _errors():
@@ -443,7 +492,7 @@ def verify(model: ModelOption = "smollm2", dtype: DtypeOption = None, as_json: J
         checked = ca.model.verification
         assert checked is not None
         rows = {k: v for k, v in asdict(checked).items() if k != "tolerance"}
-        say(repr(ca.model), soft_wrap=True)
+        say(escape(repr(ca.model)), soft_wrap=True)
         say(_table(pd.DataFrame({"identity": list(rows), "relative error": list(rows.values())}), "Identities"))
         if as_json:
             print(json.dumps({"model": ca.model.describe(), **asdict(checked)}))

@@ -97,11 +97,12 @@ def greedy(
     """
     _check(model, prompts, max_new_tokens, padding)
     observer = observer or Observer()
-    batch, pending = _start(model, prompts, padding)
+    with model.lock:
+        batch, pending = _start(model, prompts, padding)
     out = [Decoded() for _ in prompts]
     # Each row has its own end of context, or a long neighbour would cut a short prompt's answer.
     limits = [min(max_new_tokens, model.spec.n_ctx - length + 1) for length in batch.lengths]
-    with model.hooks(observer.hooks()):
+    with model.lock, model.hooks(observer.hooks()):
         while True:
             logits = model.backend.run(pending, batch.mask, batch.cache, last_only=True)[:, -1].float()
             observer.on_step(batch)

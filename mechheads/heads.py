@@ -76,7 +76,15 @@ class HeadSet(Sequence[Head]):
     __slots__ = ("_heads",)
 
     def __init__(self, heads: Any = ()):
-        parsed = [Head.parse(h) for h in ([heads] if isinstance(heads, (str, Head)) else heads)]
+        if isinstance(heads, (str, Head)):
+            heads = [heads]
+        try:
+            members = list(heads)
+        except TypeError:
+            raise InvalidInput(
+                f"cannot read heads from {heads!r}; give one head such as 'L9H6', or several: 'L9H6, L3H0' or a list."
+            ) from None
+        parsed = [Head.parse(h) for h in members]
         seen: set[Head] = set()
         for head in parsed:
             if head in seen:
@@ -86,7 +94,11 @@ class HeadSet(Sequence[Head]):
 
     @classmethod
     def parse(cls, value: Any) -> HeadSet:
-        """Read a head set from a HeadSet, one head, ``"L1H2, L3H4"`` or an iterable of heads."""
+        """Read a head set from a HeadSet, one head, ``"L1H2, L3H4"`` or an iterable of heads.
+
+        Raises:
+            InvalidInput: If the value is none of these, or names a head twice.
+        """
         if isinstance(value, HeadSet):
             return value
         if isinstance(value, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class Intervention:
     Attributes:
         kind: ``"zero"`` or ``"mean"``.
         site: ``"z"`` or ``"q"``.
-        heads: The heads it acts on.
+        heads: The heads it acts on; None until ``.on(heads)`` names them.
         reference: Trials whose prompts the mean is taken over (mean only).
         values: ``[layer head d_head]`` the means, once ``prepare`` computed them.
 
@@ -43,7 +43,7 @@ class Intervention:
 
     kind: str
     site: str = "z"
-    heads: HeadSet = field(default_factory=HeadSet)
+    heads: HeadSet | None = None
     reference: TrialSet | None = None
     values: Float[Tensor, "layer head d_head"] | None = None
 
@@ -65,6 +65,8 @@ class Intervention:
     def describe(self) -> dict[str, Any]:
         """JSON-ready record for provenance."""
         out: dict[str, Any] = {"kind": self.kind, "site": self.site}
+        if self.heads is not None:
+            out["heads"] = self.heads.labels
         if self.reference is not None:
             out["reference"] = {
                 "name": self.reference.name, "hash": self.reference.hash, "n": len(self.reference),
@@ -162,24 +164,33 @@ def apply(model: Model, *interventions: Intervention) -> Iterator[None]:
     """
     counts: dict[str, int] = {}
     pairs: list[tuple[str, HookFn]] = []
-    for intervention in interventions:
-        intervention.heads.check(model.spec.n_layers, model.spec.n_heads)
-        if len(intervention.heads):
-            _warn_shared_norm(model, intervention)
-            pairs += _hooks(model, _with_values(model, intervention), counts)
-    acting = [(i.site, i.heads) for i in interventions if len(i.heads)]
-    with model.hooks(pairs):
-        model.ablations += acting
-        try:
-            yield
-        finally:
-            del model.ablations[len(model.ablations) - len(acting) :]
+    with model.lock:
+        for intervention in interventions:
+            if _heads_of(intervention, model):
+                _warn_shared_norm(model, intervention)
+                pairs += _hooks(model, _with_values(model, intervention), counts)
+        acting = [i.describe() for i in interventions if i.heads]
+        with model.hooks(pairs):
+            model.ablations += acting
+            try:
+                yield
+            finally:
+                del model.ablations[len(model.ablations) - len(acting) :]
     silent = sorted(name for name, n in counts.items() if n == 0)
     if silent:
         raise HookNeverFired(
             f"{len(silent)} of {len(counts)} hooks never fired (first: {silent[0]!r}), so nothing was ablated there: "
             "the model was not run inside the block, or this architecture does not pass through that hook."
         )
+
+
+def _heads_of(intervention: Intervention, model: Model) -> HeadSet:
+    """The heads of an intervention, which must be named and exist."""
+    if not isinstance(intervention, Intervention):
+        raise InvalidInput(f"{intervention!r} is no intervention; make one, such as mh.zero_ablation().on('L1H2').")
+    if intervention.heads is None:
+        raise InvalidInput("this intervention names no heads, so it would do nothing; say which: .on('L1H2, L3H4').")
+    return intervention.heads.check(model.spec.n_layers, model.spec.n_heads)
 
 
 def _with_values(model: Model, intervention: Intervention) -> Intervention:
@@ -202,7 +213,7 @@ def _with_values(model: Model, intervention: Intervention) -> Intervention:
 def _hooks(model: Model, intervention: Intervention, counts: dict[str, int]) -> list[tuple[str, HookFn]]:
     """One counting hook for each layer that has heads in the set."""
     pairs = []
-    for layer, heads in intervention.heads.by_layer().items():
+    for layer, heads in (intervention.heads or HeadSet()).by_layer().items():
         name = f"blocks.{layer}.{SITES[intervention.site]}"
         counts.setdefault(name, 0)
         value = None if intervention.values is None else intervention.values[layer, heads]

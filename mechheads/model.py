@@ -6,8 +6,9 @@ This is the only module that imports ``transformer_lens``.
 from __future__ import annotations
 
 import hashlib
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechheads.backends.base import Backend, HookFn, Norm
-from mechheads.errors import InvalidInput, ModelRefused, UnknownName
-from mechheads.heads import HeadSet
+from mechheads.errors import InvalidInput, MechheadsError, ModelRefused, UnknownName
+from mechheads.provenance import content_hash
 from mechheads.trials import Encoding
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Model:
         spec: What it is.
         backend: The TransformerLens object behind it, through the back-end interface.
         verification: What ``verify`` measured last, or None.
-        ablations: Site and heads of the interventions now in force.
+        ablations: What the interventions now in force do: kind, site, heads, reference.
+        lock: Held while hooks are in force and while the model decodes, so that threads take turns.
     """
 
     def __init__(self, backend: Backend, *, name: str, revision: str | None = None):
@@ -84,12 +86,13 @@ class Model:
             architecture=backend.architecture,
             backend=backend.kind,
             dtype=str(backend.dtype).removeprefix("torch."),
-            weights=backend.weights + ("+centred" if _is_centred(backend) else ""),
+            weights=_weights_label(backend),
             revision=revision,
             **asdict(shape),
         )
         self.verification: Verification | None = None
-        self.ablations: list[tuple[str, HeadSet]] = []
+        self.ablations: list[dict[str, Any]] = []
+        self.lock = threading.RLock()
         self._newline: dict[int, bool] = {}
 
     def __repr__(self) -> str:
@@ -200,8 +203,23 @@ class Model:
         return digest.hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
-        """The spec and the weights' hash, JSON-ready, for provenance."""
-        return {**asdict(self.spec), "weight_hash": self.weight_hash()}
+        """The spec, with hashes of the weights, the settings and the tokenizer as they are now; JSON-ready."""
+        return {
+            **asdict(self.spec),
+            "weights": _weights_label(self.backend),
+            "weight_hash": self.weight_hash(),
+            "settings_hash": content_hash(self.backend.settings()),
+            "tokenizer_hash": self._tokenizer_hash(),
+        }
+
+    def _tokenizer_hash(self) -> str | None:
+        """Hash over what turns text into tokens and ends an answer."""
+        tokenizer = self.backend.tokenizer
+        if tokenizer is None:
+            return None
+        inner = getattr(tokenizer, "backend_tokenizer", None)
+        vocabulary = inner.to_str() if inner is not None else repr(tokenizer)
+        return content_hash([vocabulary, getattr(tokenizer, "chat_template", None), sorted(self.stop_tokens)])
 
     def check_layer(self, layer: int) -> None:
         """Raise InvalidInput if there is no such layer."""
@@ -253,6 +271,11 @@ class Model:
         return self.verification
 
 
+def _weights_label(backend: Backend) -> str:
+    """``raw``, ``folded`` or ``processed``, with ``+centred`` where it applies."""
+    return backend.weights + ("+centred" if _is_centred(backend) else "")
+
+
 def _is_centred(backend: Backend) -> bool:
     """Whether W_U sums to zero over the vocabulary, as TransformerLens' processing leaves it."""
     W_U = backend.unembedding()[0].detach().float()
@@ -291,6 +314,8 @@ def load(
         ModelRefused: If an identity fails; the message names it and the size of the error.
     """
     kind = type(model).__name__
+    if isinstance(model, Model) and tokenizer is not None:
+        raise InvalidInput("this Model has its tokenizer already; pass tokenizer=... when loading it by name.")
     by_name = {"revision": revision, "dtype": dtype, "device": device, "device_map": device_map, "n_devices": n_devices}
     if not isinstance(model, (str, Path)) and (given := [k for k, v in by_name.items() if v is not None]):
         raise InvalidInput(f"{given[0]} cannot be applied to a {kind} that is loaded already; load it by name instead.")
@@ -324,7 +349,7 @@ def _from_bridge(bridge: Any, tokenizer: Any, *, fresh: bool, name: str = "", re
     """Wrap a booted bridge; ``fresh`` if no user can have hooked it yet."""
     from mechheads.backends.bridge import BridgeBackend
 
-    backend = BridgeBackend(bridge, tokenizer, fresh=fresh)
+    backend = BridgeBackend(bridge, tokenizer or _native_tokenizer(bridge.tokenizer), fresh=fresh)
     return Model(backend, name=name or str(bridge.cfg.model_name), revision=revision)
 
 
@@ -334,14 +359,36 @@ def _from_hooked(model: Any, tokenizer: Any) -> Model:
 
     from mechheads.backends.hooked import HookedBackend
 
-    backend = HookedBackend(model, TransformerLensKeyValueCache, tokenizer)
+    backend = HookedBackend(model, TransformerLensKeyValueCache, tokenizer or _native_tokenizer(model.tokenizer))
     return Model(backend, name=str(model.cfg.model_name or "HookedTransformer"))
+
+
+def _native_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer as it was published; TransformerLens sets its own up to prepend a BOS that the model may not use.
+
+    Taken from the folder or the local cache it came from. Where it is not there any more, TransformerLens' stays.
+    """
+    from transformers import AutoTokenizer
+
+    source = getattr(tokenizer, "name_or_path", "")
+    if tokenizer is None or not source:
+        return tokenizer
+    try:
+        return AutoTokenizer.from_pretrained(source, local_files_only=True)
+    except (OSError, ValueError):
+        warnings.warn(
+            f"the published tokenizer of {source!r} is not on this machine, so TransformerLens' own stays, which may "
+            "prepend a BOS that mh.load by name does not; pass tokenizer=... to choose.",
+            stacklevel=4,
+        )
+        return tokenizer
 
 
 def _load_by_name(name: str, *, tokenizer: Any, revision: str | None, dtype: Any, device: str | None,
                   device_map: Any, n_devices: int | None) -> Model:  # fmt: skip
     """Resolve a name to files and boot a bridge over them."""
     source = _resolve(name)
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     where = {"revision": revision} if revision is not None else {}
@@ -353,8 +400,14 @@ def _load_by_name(name: str, *, tokenizer: Any, revision: str | None, dtype: Any
         hf = None
         if Path(source).is_dir() and device_map is None and n_devices is None:
             with _no_loading_bar():
-                hf = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="eager")
-    except (OSError, ValueError) as error:
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    source, dtype=dtype, attn_implementation="eager", output_loading_info=True
+                )
+            hf, report = loaded
+            _refuse_incomplete(name, report)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, MechheadsError):
+            raise
         raise InvalidInput(
             f"cannot load the model {name!r}: {_first_line(error)} Give 'smollm2', a hub id that this machine can "
             "reach or has in its cache, or a folder with config.json, weights and tokenizer."
@@ -362,6 +415,17 @@ def _load_by_name(name: str, *, tokenizer: Any, revision: str | None, dtype: Any
     bridge = _boot(source, hf=hf, tokenizer=tokenizer, dtype=dtype, device=device, device_map=device_map,
                    n_devices=n_devices, revision=revision)  # fmt: skip
     return _from_bridge(bridge, tokenizer, fresh=True, name=name, revision=revision)
+
+
+def _refuse_incomplete(name: str, report: Mapping[str, Any]) -> None:
+    """Refuse weights that Hugging Face filled up with random numbers."""
+    for what in ("missing_keys", "mismatched_keys"):
+        bad = sorted(map(str, report.get(what) or ()))
+        if bad:
+            raise ModelRefused(
+                f"the checkpoint of {name!r} has {len(bad)} {what.replace('_', ' ')} (first: {bad[0]!r}); those "
+                "weights would be random numbers. Use a complete checkpoint that fits its config.json."
+            )
 
 
 def _boot(source: str, *, hf: Any, tokenizer: Any, **options: Any) -> Any:

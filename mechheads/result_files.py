@@ -28,9 +28,9 @@ KEY = b"mechheads"
 
 
 def with_extension(path: str | Path, extension: str = ".parquet") -> Path:
-    """The path, with the extension added if it has none."""
+    """The path, with the extension added unless it ends in it; ``llama-3.1`` has a dot but no extension."""
     path = Path(path)
-    return path if path.suffix else path.with_name(path.name + extension)
+    return path if path.suffix == extension else path.with_name(path.name + extension)
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> Path:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from mechheads.capture import TrialCapture, capture
-from mechheads.errors import InvalidInput, MechheadsError
+from mechheads.errors import InvalidInput, MechheadsError, UnknownName
+from mechheads.heads import HeadSet
 from mechheads.methods.registry import Method, get_method
 from mechheads.model import Model
 from mechheads.progress import progress_bar
-from mechheads.provenance import collect
+from mechheads.provenance import collect, content_hash
 from mechheads.scores import POOLINGS, HeadScores
 from mechheads.text import contains_answer, exact_match
 from mechheads.trials import Trial, TrialSet
@@ -28,7 +29,8 @@ class RunOptions:
 
     Attributes:
         pooling: ``"step"`` or ``"trial"``; see ``HeadScores``.
-        rouge_threshold: A trial is kept if ROUGE-1 recall of the answer is above this (0 to 1).
+        rouge_threshold: A trial is kept if ROUGE-1 recall of the answer is above this (0 to 1); None keeps every
+            trial whose output holds the answer's tokens.
         max_new_tokens: Longest answer, tokens.
         stop_at_newline: End the answer before a line break.
         batch_size: Trials run together; changes no score beyond rounding.
@@ -36,7 +38,7 @@ class RunOptions:
     """
 
     pooling: str = "step"
-    rouge_threshold: float = 0.5
+    rouge_threshold: float | None = 0.5
     max_new_tokens: int = 50
     stop_at_newline: bool = True
     batch_size: int = 8
@@ -45,7 +47,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
             raise InvalidInput(f"pooling is {self.pooling!r}; it must be one of {', '.join(POOLINGS)}.")
-        if not 0 <= self.rouge_threshold <= 1:
+        if self.rouge_threshold is not None and not 0 <= self.rouge_threshold <= 1:
             raise InvalidInput(f"rouge_threshold is {self.rouge_threshold}; it must lie between 0 and 1.")
         if self.batch_size < 1:
             raise InvalidInput(f"batch_size is {self.batch_size}; it must be at least 1.")
@@ -110,7 +112,7 @@ def score_trials(
             was done as ``error.partial``.
     """
     tables = [_Table(m, m.resolve(options)) for m in check_options(methods, options)]
-    _check_trials(model, trials)
+    _check_trials(model, trials, [t.method for t in tables])
     needs = sorted({need for t in tables for need in t.method.needs})
     order = sorted(range(len(trials)), key=lambda i: len(trials[i].tokens))
     records: dict[int, dict[str, Any]] = {}
@@ -175,12 +177,26 @@ def check_options(methods: Sequence[str], options: Mapping[str, Any]) -> list[Me
     return found
 
 
-def _check_trials(model: Model, trials: TrialSet) -> None:
+def _check_trials(model: Model, trials: TrialSet, methods: Sequence[Method]) -> None:
     """Refuse before the first pass what would fail in the middle of the run."""
     if not len(trials):
         raise InvalidInput("there are no trials to score.")
     for trial in trials:
         model.check_tokens(trial.tokens, what=f"trial {trial.id!r}")
+        for method in methods:
+            for span in method.spans:
+                if span not in trial.spans:
+                    raise UnknownName(
+                        f"span of trial {trial.id!r}",
+                        span,
+                        trial.spans,
+                        hint=f"The method {method.name!r} reads it; score such trials with another (dla needs none).",
+                    )
+
+
+def prompt_hash(trial: Trial) -> str:
+    """Hash of a trial's prompt, by which a sweep sees that it tests heads on the trials that chose them."""
+    return content_hash(list(trial.tokens))
 
 
 def judge(one: TrialCapture, run: RunOptions) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -192,6 +208,7 @@ def judge(one: TrialCapture, run: RunOptions) -> tuple[dict[str, Any], tuple[int
         "stopped": one.decoded.stopped,
         "n_generated": len(one.decoded.tokens),
         "answer": trial.answer,
+        "prompt_hash": prompt_hash(trial),
     }
     if trial.answer is None:
         steps = tuple(range(len(one.decoded.tokens)))
@@ -205,7 +222,7 @@ def judge(one: TrialCapture, run: RunOptions) -> tuple[dict[str, Any], tuple[int
         }
         if not one.decoded.tokens:
             reason = "the model said nothing"
-        elif one.rouge1_recall <= run.rouge_threshold:
+        elif run.rouge_threshold is not None and one.rouge1_recall <= run.rouge_threshold:
             reason = f"ROUGE-1 recall is not above {run.rouge_threshold}"
         else:
             reason = None if steps else "the answer's tokens are not in the output"
@@ -231,9 +248,9 @@ def _score_one(model: Model, tables: list[_Table], i: int, one: TrialCapture, st
 
 def _undefine_silenced(model: Model, row: dict[str, np.ndarray]) -> None:
     """NaN for heads now ablated at z: patterns and values come before z, so they would still seem to write."""
-    for site, heads in model.ablations:
-        if site == "z":
-            for head in heads:
+    for intervention in model.ablations:
+        if intervention["site"] == "z":
+            for head in HeadSet(intervention["heads"]):
                 for values in row.values():
                     values[head.layer, head.head] = np.nan
 
@@ -293,6 +310,7 @@ def _assemble(
             n_trials_asked=len(trials),
             prefill="twin" if model.backend.twin is not None and model.backend.fast_prefill() else "hooked model",
             ablated=model.backend.hooked(),
+            interventions=list(model.ablations),
         )
         out[table.method.name] = HeadScores(
             method=table.method.name,

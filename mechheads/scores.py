@@ -28,6 +28,7 @@ __all__ = ["Comparison", "HeadScores", "SweepResult"]
 POOLINGS = ("step", "trial")
 # What two results must share before their trials may stand in one.
 _SAME_META = ("model", "method", "options")
+_SAME_STATE = ("ablated", "interventions")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -375,7 +376,7 @@ class HeadScores:
             *((key, getattr(self, key), getattr(other, key)) for key in ("method", "pooling", "unit")),
             ("shape (layer, head)", self.shape[1:], other.shape[1:]),
             ("parts", sorted(self.parts), sorted(other.parts)),
-            *((f"meta[{key!r}]", self.meta.get(key), other.meta.get(key)) for key in _SAME_META),
+            *((f"meta[{key!r}]", self.meta.get(key), other.meta.get(key)) for key in (*_SAME_META, *_SAME_STATE)),
         ]:
             difference = _first_difference(name, a, b)
             if difference:
@@ -386,6 +387,9 @@ class HeadScores:
         meta = dict(self.meta)
         if self.meta.get("trials") != other.meta.get("trials"):
             meta["trials"] = [*_listed(self.meta.get("trials")), *_listed(other.meta.get("trials"))]
+        if "complete" in self.meta and "complete" in other.meta:
+            meta["complete"] = bool(self.meta["complete"] and other.meta["complete"])
+            meta["n_trials_asked"] = self.meta["n_trials_asked"] + other.meta["n_trials_asked"]
         return replace(
             self,
             values=np.concatenate([self.values, other.values]),

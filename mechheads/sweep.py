@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from mechheads.interventions import Intervention, apply
 from mechheads.model import Model
 from mechheads.progress import progress_bar
 from mechheads.provenance import collect, content_hash
+from mechheads.runner import prompt_hash
 from mechheads.scores import HeadScores, SweepResult
 from mechheads.text import contains_answer, exact_match, rouge1_recall, rougeL_f
 from mechheads.trials import Trial, TrialSet
@@ -67,7 +69,7 @@ class Cell:
 
 def plan_cells(
     rankings: Mapping[str, HeadSet],
-    k: Sequence[int],
+    k: int | Sequence[int],
     shape: tuple[int, int],
     controls: RandomHeads | None,
 ) -> list[Cell]:
@@ -117,8 +119,9 @@ def plan_cells(
     return cells
 
 
-def _sizes(k: Sequence[int]) -> list[int]:
+def _sizes(k: int | Sequence[int]) -> list[int]:
     """Set sizes without the baseline, rising, each once."""
+    k = [k] if isinstance(k, int) else list(k)
     for x in k:
         if isinstance(x, bool) or x != int(x) or x < 0:
             raise InvalidInput(f"k holds {x!r}; set sizes are whole numbers from 0.")
@@ -128,6 +131,15 @@ def _sizes(k: Sequence[int]) -> list[int]:
 def _seed(*parts: int) -> int:
     """One seed from several numbers, the same on every machine."""
     return int(content_hash(list(parts))[:12], 16)
+
+
+def named_rankings(rankings: Any) -> dict[str, Any]:
+    """Rankings by name, from a mapping, one HeadScores (named by its method) or one head set."""
+    if isinstance(rankings, Mapping):
+        return dict(rankings)
+    if isinstance(rankings, HeadScores):
+        return {rankings.method: rankings}
+    return {"given": HeadSet.parse(rankings)}
 
 
 def as_rankings(rankings: Mapping[str, Any]) -> dict[str, HeadSet]:
@@ -167,9 +179,9 @@ def judge_answer(trial: Trial, said: Generation) -> dict[str, float]:
 
 def run_sweep(
     model: Model,
-    rankings: Mapping[str, Any],
+    rankings: Any,
     *,
-    k: Sequence[int],
+    k: int | Sequence[int],
     tasks: Mapping[str, TrialSet],
     intervention: Intervention,
     controls: RandomHeads | None = None,
@@ -181,7 +193,7 @@ def run_sweep(
 
     Args:
         model: The model.
-        rankings: HeadScores or head sets by name, best first.
+        rankings: HeadScores or head sets by name, best first; or one of them alone.
         k: Set sizes; the baseline (0) is always run.
         tasks: Trials by task name; the first is the target, the others are controls.
         intervention: What to do to the heads (``mean_ablation(...)``, ``zero_ablation()``).
@@ -190,34 +202,28 @@ def run_sweep(
         batch_size: Trials run together.
         progress: Show a bar (None: only on a terminal).
 
+    Ctrl-C keeps the cells that are done and says so in ``meta["complete"]``. A warning says when heads were chosen
+    on trials they are tested on, when a mean was taken on them, or when scores come from other weights; the same
+    stands in ``meta["caveats"]``.
+
     Returns:
         Per-trial results of every cell.
 
     Raises:
-        InvalidInput: If rankings, sizes or trials do not fit.
+        InvalidInput: If rankings, sizes or trials do not fit, or the intervention names heads already.
     """
-    ranked = as_rankings(rankings)
+    given = named_rankings(rankings)
+    ranked = as_rankings(given)
+    if not isinstance(intervention, Intervention) or intervention.heads is not None:
+        raise InvalidInput("a sweep takes an intervention without heads, such as mh.zero_ablation(), and chooses them.")
     cells = plan_cells(ranked, k, (model.spec.n_layers, model.spec.n_heads), controls)
     _check_tasks(model, tasks)
     longest = _longest_answers(max_new_tokens, tasks)
+    found = caveats(model, given, intervention, tasks)
+    for caveat in found:
+        warnings.warn(caveat, stacklevel=3)
     prepared = intervention.prepare(model, batch_size=batch_size)
-    rows: list[dict[str, Any]] = []
-    done: dict[tuple[str, frozenset], list[Generation]] = {}
-    with progress_bar("ablation cells", len(cells) * len(tasks), show=progress) as advance:
-        for task, trials in tasks.items():
-            for cell in cells:
-                key = (task, frozenset(cell.heads))
-                if key not in done:
-                    with apply(model, prepared.on(cell.heads)):
-                        done[key] = generate(
-                            model,
-                            [t.tokens for t in trials],
-                            max_new_tokens=longest[task],
-                            stop_at_newline=True,
-                            batch_size=batch_size,
-                        )
-                rows += _rows(cell, task, trials, done[key])
-                advance(1)
+    rows, complete = _run_cells(model, cells, prepared, tasks, longest, batch_size, progress)
     meta = collect(
         model.describe(),
         "sweep",
@@ -233,8 +239,75 @@ def run_sweep(
         content_hash({name: t.hash for name, t in tasks.items()}),
         {name: t.options for name, t in tasks.items()},
         seed=None if controls is None else controls.seed,
+        complete=complete,
+        caveats=found,
+        ablated=model.backend.hooked(),
+        interventions=list(model.ablations),
+        task_hashes={name: t.hash for name, t in tasks.items()},
     )
     return SweepResult(pd.DataFrame(rows), meta)
+
+
+def _run_cells(
+    model: Model,
+    cells: list[Cell],
+    prepared: Intervention,
+    tasks: Mapping[str, TrialSet],
+    longest: Mapping[str, int],
+    batch_size: int,
+    progress: bool | None,
+) -> tuple[list[dict[str, Any]], bool]:
+    """Rows of every cell, each head set run once a task; False if Ctrl-C ended it early."""
+    rows: list[dict[str, Any]] = []
+    done: dict[tuple[str, frozenset], list[Generation]] = {}
+    with progress_bar("ablation cells", len(cells) * len(tasks), show=progress) as advance:
+        for task, trials in tasks.items():
+            for cell in cells:
+                key = (task, frozenset(cell.heads))
+                try:
+                    if key not in done:
+                        with apply(model, prepared.on(cell.heads)):
+                            done[key] = generate(
+                                model,
+                                [t.tokens for t in trials],
+                                max_new_tokens=longest[task],
+                                stop_at_newline=True,
+                                batch_size=batch_size,
+                            )
+                except KeyboardInterrupt:
+                    if not rows:
+                        raise  # nothing to keep, so it is an ordinary Ctrl-C
+                    warnings.warn("interrupted: the cells that are done are kept.", stacklevel=4)
+                    return rows, False
+                rows += _rows(cell, task, trials, done[key])
+                advance(1)
+    return rows, True
+
+
+def caveats(
+    model: Model, rankings: Mapping[str, Any], intervention: Intervention, tasks: Mapping[str, TrialSet]
+) -> list[str]:
+    """What would make the sweep say less than it seems to."""
+    target = next(iter(tasks.values()))
+    tested = {prompt_hash(t) for t in target}
+    weights = None
+    out = []
+    for name, scores in rankings.items():
+        if not isinstance(scores, HeadScores):
+            continue
+        shared = len(tested & {r.get("prompt_hash") for r in scores.records})
+        if shared:
+            out.append(
+                f"the ranking {name!r} was chosen on {shared} of the {len(target)} trials it is tested on; choose "
+                "heads on the calibration split and test them on the other."
+            )
+        weights = weights or model.weight_hash()
+        if scores.meta.get("model", {}).get("weight_hash", weights) != weights:
+            out.append(f"the ranking {name!r} was scored on other weights than the model it is tested on.")
+    shared = len(tested & {prompt_hash(t) for t in intervention.reference or ()})
+    if shared:
+        out.append(f"the mean is taken over {shared} of the {len(target)} trials it is tested on.")
+    return out
 
 
 def _longest_answers(given: int | Mapping[str, int], tasks: Mapping[str, TrialSet]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from mechheads.stats import (
     paired_bootstrap,
     paired_permutation,
     percentiles,
+    wilson,
 )
 
 if TYPE_CHECKING:
@@ -147,8 +148,9 @@ class SweepResult:
     ) -> pd.DataFrame:
         """Mean over trials against k, with intervals.
 
-        Random draws are averaged within the trial first, so that a trial counts once. All cells of a
-        task are resampled with the same trials (paired bootstrap).
+        Random draws are averaged, so that a trial counts once. All cells of a task are resampled with the same trials
+        (paired bootstrap); where there are random draws, these are resampled as well. Where all trials of a cell are
+        right, or all wrong, a bootstrap has no width: Wilson's interval for a proportion stands there.
 
         Args:
             metric: What to show.
@@ -178,6 +180,9 @@ class SweepResult:
                 per_trial = _within_trial(by_draw)
                 n, means = int(np.isfinite(per_trial).sum()), _mean(by_draw)
                 few = n < 2
+                if _unanimous(by_draw):
+                    exact = wilson(round(float(per_trial[np.isfinite(per_trial)].sum())), n, level=level)
+                    low, high = exact.low, exact.high
                 rows.append(
                     {
                         "ranking": of_ranking,
@@ -423,19 +428,30 @@ def _within_trial(by_draw: np.ndarray) -> np.ndarray:
 
 
 def _resample(cells: Mapping[tuple[str, int], np.ndarray], n_boot: int, seed: int) -> dict[tuple[str, int], np.ndarray]:
-    """Bootstrap means of every cell, ``[n_boot]``, all from the same resampled trials."""
+    """Bootstrap means of every cell, ``[n_boot]``, all from the same resampled trials.
+
+    Where a cell has several random draws, the draws are resampled too: another run would draw other heads.
+    """
     if not cells:
         return {}
+    rng = np.random.default_rng(seed)
     n = next(iter(cells.values())).shape[1]
-    counts = bootstrap_weights(n, n_boot, np.random.default_rng(seed))
+    counts = bootstrap_weights(n, n_boot, rng).astype(np.float64)
+    draws = {d: bootstrap_weights(d, n_boot, rng).astype(np.float64) for d in sorted({len(c) for c in cells.values()})}
     out = {}
     for key, by_draw in cells.items():
-        trials = _within_trial(by_draw)
-        defined = np.isfinite(trials)
-        weight = counts @ defined
-        total = counts @ np.where(defined, trials, 0.0)
+        defined = np.isfinite(by_draw)
+        of_draw = draws[len(by_draw)]
+        weight = np.einsum("bd,bt,dt->b", of_draw, counts, defined.astype(np.float64), optimize=True)
+        total = np.einsum("bd,bt,dt->b", of_draw, counts, np.where(defined, by_draw, 0.0), optimize=True)
         out[key] = np.divide(total, weight, out=np.full(n_boot, np.nan), where=weight > 0)
     return out
+
+
+def _unanimous(by_draw: np.ndarray) -> bool:
+    """Whether one draw's trials are all right or all wrong, where a bootstrap would have no width."""
+    values = by_draw[np.isfinite(by_draw)]
+    return len(by_draw) == 1 and len(values) > 0 and (bool((values == 0).all()) or bool((values == 1).all()))
 
 
 def _area(ks: list[int], heights: np.ndarray) -> np.ndarray:

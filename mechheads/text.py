@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -142,35 +143,72 @@ def _border(edge: str, word: str, number: str) -> str:
     return word + (number if edge.isdigit() else "")
 
 
+def char_offsets(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Text of some tokens, and the half-open character interval that each token had a part in.
+
+    Decoded token by token, a character whose bytes are spread over several tokens (most scripts but Latin under
+    a byte-level BPE) would come out as replacement characters. Here ever longer prefixes are decoded instead,
+    and every token that carries a byte of a character overlaps it, so neighbours may share a character.
+
+    Args:
+        decode: Token ids to text.
+        ids: The tokens.
+
+    Returns:
+        The whole text, and one ``(start, stop)`` into it per token; empty for a token that stands for no text.
+    """
+    full = decode(ids)
+    offsets, done = [], 0  # done: characters complete before this token
+    for i in range(len(ids)):
+        prefix = decode(ids[: i + 1])
+        complete = max(done, _common(prefix, full))
+        # What does not agree with the whole is a character whose last bytes are still to come.
+        open_end = not full.startswith(prefix)
+        offsets.append((done, min(complete + open_end, len(full))))
+        done = complete
+    return full, tuple(offsets)
+
+
+def _common(a: str, b: str) -> int:
+    """Length of the longest common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def find_answer_tokens(
     generated_pieces: Sequence[str],
     generated_ids: Sequence[int],
     answer_ids_variants: Sequence[Sequence[int]],
     answer: str,
+    *,
+    offsets: Sequence[tuple[int, int]] | None = None,
 ) -> tuple[int, ...]:
     """Indices of the generated tokens that said the answer.
 
     First the earliest place where any tokenised form of the answer stands token for token (of several at
     the same place, the longest). Failing that, the first place where the answer stands, in any case, in the
-    joined pieces; then every token that overlaps it, even in part.
+    generated text; then every token that overlaps it, even in part.
 
     Args:
-        generated_pieces: Decoded text of each generated token; together they make the generated text.
-        generated_ids: Token ids, one per piece.
+        generated_pieces: Decoded text of each generated token; together they make the generated text. With
+            ``offsets`` the text may be cut in any way.
+        generated_ids: Token ids, one per piece (one per offset, if offsets are given).
         answer_ids_variants: Token ids of the answer in each form it may take (with a leading space, ...).
         answer: The gold answer as text.
+        offsets: The characters of the joined pieces that each token had a part in (``char_offsets``); needed
+            where a token may hold part of a character. None: the tokens are the pieces.
 
     Returns:
         Rising indices into the generated tokens; empty if the answer was not said.
 
     Raises:
-        InvalidInput: If the answer is empty, or pieces and ids differ in number.
+        InvalidInput: If the answer is empty, or pieces (or offsets) and ids differ in number.
     """
     if not answer.strip():
         raise InvalidInput(f"the gold answer is {answer!r}; give the text that was to be found.")
-    if len(generated_pieces) != len(generated_ids):
+    what, given = ("pieces", generated_pieces) if offsets is None else ("offsets", offsets)
+    if len(given) != len(generated_ids):
         raise InvalidInput(
-            f"there are {len(generated_pieces)} pieces but {len(generated_ids)} token ids; give one piece per token."
+            f"there are {len(given)} {what} but {len(generated_ids)} token ids; give one {what[:-1]} per token."
         )
     ids = list(generated_ids)
     variants = sorted((list(v) for v in answer_ids_variants if len(v)), key=len, reverse=True)
@@ -178,20 +216,21 @@ def find_answer_tokens(
         for variant in variants:
             if ids[start : start + len(variant)] == variant:
                 return tuple(range(start, start + len(variant)))
-    return _overlapping(generated_pieces, answer)
+    if offsets is None:
+        ends = list(itertools.accumulate(map(len, generated_pieces)))
+        offsets = list(zip([0, *ends], ends, strict=False))
+    return _overlapping("".join(generated_pieces), offsets, answer)
 
 
-def _overlapping(pieces: Sequence[str], answer: str) -> tuple[int, ...]:
-    """Indices of the pieces that overlap the first case-insensitive place of the answer."""
-    # Folding may change a text's length, so it is done piece by piece to keep track of who wrote what.
-    folded = [piece.casefold() for piece in pieces]
+def _overlapping(text: str, offsets: Sequence[tuple[int, int]], answer: str) -> tuple[int, ...]:
+    """Indices of the tokens that overlap the first case-insensitive place of the answer."""
+    # Folding may change a text's length (\u0130 gives two characters), so it is done one character at a time.
+    folded = [char.casefold() for char in text]
     wanted = answer.strip().casefold()
-    start = "".join(folded).find(wanted)
-    if start < 0:
+    at = "".join(folded).find(wanted)
+    if at < 0:
         return ()
-    stop, at, hit = start + len(wanted), 0, []
-    for index, piece in enumerate(folded):
-        if at < stop and at + len(piece) > start and piece:
-            hit.append(index)
-        at += len(piece)
-    return tuple(range(hit[0], hit[-1] + 1))
+    owner = [i for i, char in enumerate(folded) for _ in char]
+    start, stop = owner[at], owner[at + len(wanted) - 1] + 1
+    hit = [i for i, (a, b) in enumerate(offsets) if a < stop and b > start and a < b]
+    return tuple(range(hit[0], hit[-1] + 1)) if hit else ()

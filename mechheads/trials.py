@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,18 @@ from typing import Any, Protocol, overload, runtime_checkable
 import numpy as np
 
 from mechheads.errors import InvalidInput, ResultFileError, UnknownName
+from mechheads.provenance import json_ready
+from mechheads.result_files import write_atomically
+
+
+def _whole(value: Any, what: str) -> int:
+    """A whole number of any integer type (numpy and torch too) as an int; a number given as a float is none."""
+    try:
+        if not isinstance(value, (bool, np.bool_)):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise InvalidInput(f"{what} is {value!r}; it must be a whole number.")
 
 
 @dataclass(frozen=True, order=True)
@@ -23,6 +36,8 @@ class Span:
     stop: int
 
     def __post_init__(self) -> None:
+        for name in ("start", "stop"):
+            object.__setattr__(self, name, _whole(getattr(self, name), f"the {name} of a span"))
         if self.start < 0 or self.stop <= self.start:
             raise InvalidInput(
                 f"span [{self.start}, {self.stop}) is empty or negative; a span is half-open "
@@ -43,8 +58,10 @@ class Span:
         """Read a span from a Span or a ``(start, stop)`` pair."""
         if isinstance(value, Span):
             return value
-        if isinstance(value, Sequence) and len(value) == 2:
-            return cls(int(value[0]), int(value[1]))
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+            return cls(value[0], value[1])
         raise InvalidInput(f"cannot read a span from {value!r}; write (start, stop), half-open.")
 
 
@@ -84,9 +101,11 @@ def _parse_spans(value: Any) -> tuple[Span, ...]:
     """One span or several, as a sorted tuple."""
     if isinstance(value, Span):
         return (value,)
-    if isinstance(value, Sequence) and len(value) == 2 and all(isinstance(v, (int, np.integer)) for v in value):
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Sequence) and len(value) == 2 and not any(isinstance(v, Iterable) for v in value):
         return (Span.parse(value),)
-    if not isinstance(value, Iterable):
+    if not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
         raise InvalidInput(f"cannot read spans from {value!r}; write (start, stop) or a list of such.")
     spans = sorted(Span.parse(v) for v in value)
     for left, right in itertools.pairwise(spans):
@@ -108,7 +127,11 @@ class Trial:
         candidates: Candidate answers as text (QK-score).
         label: Index of the right candidate, or None.
         split: ``"calibration"``, ``"test"`` or None.
-        meta: Anything else that JSON can hold (kind, needle depth, context length, ...).
+        meta: Anything else that JSON can hold (kind, needle depth, context length, ...); kept as a copy, with
+            tuples as lists and numpy scalars as Python numbers.
+
+    Raises:
+        InvalidInput: Naming the trial and the field that cannot be used.
     """
 
     id: str
@@ -121,13 +144,19 @@ class Trial:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        tokens = tuple(int(t) for t in self.tokens)
+        me = f"trial {self.id!r}"
+        self._check_texts(me)
+        if isinstance(self.tokens, (str, bytes)) or not isinstance(self.tokens, Iterable):
+            raise InvalidInput(f"{me}: tokens are {self.tokens!r}; give token ids, or use Trial.from_text.")
+        tokens = tuple(_whole(t, f"{me}: a token id") for t in self.tokens)
         if not tokens:
-            raise InvalidInput(f"trial {self.id!r} has no tokens.")
+            raise InvalidInput(f"{me} has no tokens.")
         object.__setattr__(self, "tokens", tokens)
-        object.__setattr__(self, "candidates", tuple(self.candidates))
-        object.__setattr__(self, "spans", {k: _parse_spans(v) for k, v in dict(self.spans).items()})
-        object.__setattr__(self, "meta", dict(self.meta))
+        object.__setattr__(self, "spans", {k: _parse_spans(v) for k, v in self.spans.items()})
+        # A copy, so that the set's hash cannot change later; and what a file cannot hold is refused before a run.
+        object.__setattr__(self, "meta", json_ready(self.meta, where=f"{me}: meta"))
+        if self.label is not None:
+            object.__setattr__(self, "label", _whole(self.label, f"{me}: label"))
         for name, spans in self.spans.items():
             self._check_spans(name, spans)
         if self.answer is not None and not self.answer.strip():
@@ -137,6 +166,29 @@ class Trial:
             )
         if self.label is not None and not 0 <= self.label < len(self.candidates):
             raise InvalidInput(f"trial {self.id!r} has label {self.label} but {len(self.candidates)} candidates.")
+
+    def _check_texts(self, me: str) -> None:
+        """Refuse fields of the wrong type; they would come up only when something is hashed or written."""
+        if not isinstance(self.id, str):
+            raise InvalidInput(f"{me}: the id must be text; write {str(self.id)!r}.")
+        for name in ("answer", "split"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise InvalidInput(f"{me}: {name} is {value!r}; it must be text, such as {str(value)!r}, or None.")
+        given = self.candidates
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise InvalidInput(f"{me}: candidates are {given!r}; give a list of texts.")
+        object.__setattr__(self, "candidates", tuple(given))
+        for text in self.candidates:
+            if not isinstance(text, str):
+                raise InvalidInput(f"{me}: a candidate is {text!r}; candidates are texts, such as {str(text)!r}.")
+        for name in ("spans", "meta"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                raise InvalidInput(f"{me}: {name} is {value!r}; give a dict.")
+        for name in self.spans:
+            if not isinstance(name, str):
+                raise InvalidInput(f"{me} names a span {name!r}; span names are text.")
 
     def _check_spans(self, name: str, spans: tuple[Span, ...]) -> None:
         n = len(self.tokens)
@@ -195,6 +247,8 @@ class Trial:
         Raises:
             InvalidInput: If a span's text is not in the prompt, or in it more than once.
         """
+        if not isinstance(prompt, str):
+            raise InvalidInput(f"the prompt is {prompt!r}; give text, or build the Trial from tokens.")
         encoding = model.encode(prompt, chat=chat)
         wanted = dict(spans or {})
         if needle is not None:
@@ -204,7 +258,7 @@ class Trial:
             start = find_once(encoding.text, text, what=name)
             located[name] = encoding.span_of(start, start + len(text), what=name)
         if id is None:
-            key = json.dumps([encoding.tokens, sorted(wanted.items()), answer])
+            key = json.dumps([encoding.tokens, sorted(wanted.items()), answer], default=repr)
             id = hashlib.sha256(key.encode()).hexdigest()[:12]
         return cls(id=id, tokens=encoding.tokens, spans=located, answer=answer, **fields)
 
@@ -227,12 +281,18 @@ class Trial:
         return cls(**{**data, "tokens": tuple(data["tokens"])})
 
 
+def _write(target: Path, text: str) -> None:
+    target.write_text(text, encoding="utf-8")
+
+
 def find_once(text: str, part: str, *, what: str = "needle") -> int:
     """Character index of the only occurrence of ``part`` in ``text``.
 
     Raises:
         InvalidInput: If it is empty, absent, or there more than once.
     """
+    if not isinstance(part, str):
+        raise InvalidInput(f"the {what} is {part!r}; give the text as it stands in the prompt.")
     if not part.strip():
         raise InvalidInput(f"the {what} text is empty.")
     count = text.count(part)
@@ -259,18 +319,31 @@ class TrialSet(Sequence[Trial]):
     """
 
     def __init__(self, trials: Iterable[Trial], *, name: str = "trials", options: Mapping[str, Any] | None = None):
+        if not isinstance(trials, Iterable):
+            raise InvalidInput(f"cannot read trials from {trials!r}; give a Trial, a TrialSet or a list of trials.")
         self._trials = tuple(trials)
+        if not isinstance(name, str):
+            raise InvalidInput(f"the name of a trial set is {name!r}; it must be text.")
         self.name = name
-        self.options = dict(options or {})
+        self.options = json_ready(options or {}, where="options")
         seen: set[str] = set()
-        for trial in self._trials:
+        for i, trial in enumerate(self._trials):
+            if not isinstance(trial, Trial):
+                raise InvalidInput(
+                    f"item {i} of the trials is {str(trial)[:60]!r}, a {type(trial).__name__}; make trials with "
+                    "Trial(...), Trial.from_text or Trial.from_dict."
+                )
             if trial.id in seen:
                 raise InvalidInput(f"two trials have the id {trial.id!r}; ids must be unique.")
             seen.add(trial.id)
 
     @classmethod
     def of(cls, trials: Trial | Iterable[Trial]) -> TrialSet:
-        """A TrialSet from a set, one trial, or any iterable of trials."""
+        """A TrialSet from a set, one trial, or any iterable of trials.
+
+        Raises:
+            InvalidInput: If it holds anything but trials.
+        """
         if isinstance(trials, TrialSet):
             return trials
         return cls([trials] if isinstance(trials, Trial) else trials)
@@ -325,21 +398,27 @@ class TrialSet(Sequence[Trial]):
         return digest.hexdigest()[:16]
 
     def save(self, path: str | Path) -> Path:
-        """Write JSON Lines: a header, then one trial a line."""
-        path = Path(path)
+        """Write JSON Lines: a header, then one trial a line.
+
+        Raises:
+            OutputNotWritable: If the folder cannot be written.
+        """
         head = {"mechheads_trials": 1, "name": self.name, "options": self.options}
         lines = [json.dumps(head)] + [json.dumps(t.to_dict()) for t in self._trials]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return path
+        text = "\n".join(lines) + "\n"
+        return write_atomically(Path(path), lambda target: _write(target, text))
 
     @classmethod
     def load(cls, path: str | Path) -> TrialSet:
         """Read what ``save`` wrote.
 
         Raises:
-            ResultFileError: If the file is not such a file or is damaged.
+            ResultFileError: If the file is missing, is not such a file, or is damaged.
         """
         path = Path(path)
+        if not path.is_file():
+            reason = "is a folder, not a file" if path.is_dir() else "does not exist"
+            raise ResultFileError(f"the trial file {path} {reason}; give the path that save() returned.")
         try:
             head, *rest = [json.loads(x) for x in path.read_text(encoding="utf-8").splitlines() if x]
             if not isinstance(head, dict) or "mechheads_trials" not in head:
@@ -347,5 +426,5 @@ class TrialSet(Sequence[Trial]):
             if head["mechheads_trials"] > 1:
                 raise ValueError(f"format {head['mechheads_trials']} is newer than this mechheads reads")
             return cls(map(Trial.from_dict, rest), name=head["name"], options=head["options"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise ResultFileError(f"{path} is not a readable trial file: {error}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 
 # Nothing here may need a network: a test that asks the hub for something fails at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -28,6 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tl3" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def as_users_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No type checks while a test runs: values of the wrong type meet the package's own errors, as at home."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session")

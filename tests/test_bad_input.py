@@ -134,6 +134,26 @@ CASES: dict[str, tuple[Callable[[Path], Any], type[Exception], list[str]]] = {
         mh.InvalidInput,
         ["'mine'", "outside 0 to 96", "another model's tokenizer"],
     ),
+    "answer that is no text": (
+        lambda f: trial(answer=5),
+        mh.InvalidInput,
+        ["'mine'", "answer is 5", "must be text", "'5'"],
+    ),
+    "meta that no file can hold": (
+        lambda f: trial(meta={"from": f}),
+        mh.InvalidInput,
+        ["'mine'", "meta['from']", "JSON cannot hold"],
+    ),
+    "trials that are none": (
+        lambda f: ca().score("locos", [{"id": 1}]),
+        mh.InvalidInput,
+        ["item 0", "a dict", "Trial.from_dict"],
+    ),
+    "trial file that is not there": (
+        lambda f: mh.TrialSet.load(f / "none.jsonl"),
+        mh.ResultFileError,
+        ["none.jsonl", "does not exist"],
+    ),
     # heads and layers
     "head out of range": (
         lambda f: run_under(mh.zero_ablation().on("L0H4")),
@@ -154,6 +174,11 @@ CASES: dict[str, tuple[Callable[[Path], Any], type[Exception], list[str]]] = {
         lambda f: mh.zero_ablation().on("layer nine"),
         mh.InvalidInput,
         ["cannot read a head from", "'L9H6'", "(9, 6)"],
+    ),
+    "heads that are none": (
+        lambda f: mh.zero_ablation().on(7),
+        mh.InvalidInput,
+        ["cannot read heads from 7", "'L9H6'", "a list"],
     ),
     "head named twice": (
         lambda f: mh.zero_ablation().on("L0H1, 0.1"),
@@ -257,6 +282,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], type[Exception], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("as_users_run")
 def test_message_of(case: str, tmp_path: Path) -> None:
     act, error, parts = CASES[case]
     with pytest.raises(error) as caught:

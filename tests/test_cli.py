@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from mechheads.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, app
+from mechheads.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, _errors, _table, app
 from mechheads.scores import HeadScores, SweepResult
 
 COMMANDS = ("get", "demo", "score", "ablate", "methods", "verify")
@@ -23,6 +28,19 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("COLUMNS", "200")
     runner = CliRunner()
     return lambda *args: runner.invoke(app, [str(a) for a in args])
+
+
+@pytest.fixture
+def shown_warnings() -> Iterator[None]:
+    """Warnings go to standard error, as outside of tests, where pytest would collect or raise them."""
+
+    def show(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = show
+        yield
 
 
 @pytest.fixture
@@ -126,6 +144,7 @@ def test_score_writes_what_it_prints(run: Any, one_load: None, tmp_path: Path) -
     ("extra", "part"),
     [
         (["-t", "paskey"], "Did you mean 'passkey'"),
+        (["-t", "[/x]none.jsonl"], "[/x]none.jsonl does not exist"),
         (["-s", "locus"], "Did you mean 'locos'"),
         (["--unembed", "norm", "--n", "2"], "Did you mean 'normed'"),
         (["--split", "tset"], "Did you mean 'test'"),
@@ -135,7 +154,7 @@ def test_score_writes_what_it_prints(run: Any, one_load: None, tmp_path: Path) -
 )
 def test_score_refuses_unknown_names(run: Any, one_load: None, tmp_path: Path, extra: list[str], part: str) -> None:
     result = run("score", "-o", tmp_path, *SMALL, *extra)
-    assert result.exit_code == EXIT_USAGE
+    assert result.exit_code == (EXIT_FAILED if "jsonl" in extra[-1] else EXIT_USAGE)
     assert part in result.stderr
 
 
@@ -219,6 +238,124 @@ def test_demo_writes_one_page_and_says_the_same_everywhere(run: Any, one_load: N
     }
     drawn = set(sweep.cell("random", 5, "passkey", "correct")["heads"].iloc[0].split())
     assert len(drawn) == 5 and not drawn & tested
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        (command, option, value)
+        for command, options in {
+            "demo": ("--n", "--context-length", "--n-control", "--draws"),
+            "score": ("--n", "--context-length", "--max-new-tokens", "--batch-size", "--top"),
+            "ablate": ("--n", "--context-length", "--max-new-tokens", "--batch-size"),
+        }.items()
+        for option in options
+        for value in ("0", "-1")
+    ]
+    + [("ablate", "--draws", "-1"), ("score", "--seed", "-1")],
+)
+def test_numbers_out_of_range_are_refused_before_any_work(
+    run: Any, tmp_path: Path, command: str, option: str, value: str
+) -> None:
+    result = run(command, "--model", "no/such-model", "--out", tmp_path / "out", option, value)
+    assert result.exit_code == EXIT_USAGE
+    assert f"Invalid value for '{option}'" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["score", "-s", "locus"], "Did you mean 'locos'"),
+        (["ablate", "--heads", ""], "--heads is '', which names no head"),
+        (["ablate", "--heads", " , "], "which names no head"),
+        (["ablate", "--heads", "L0H0", "--k", "-1"], "--k is '-1'"),
+        (["ablate", "--heads", "L0H0", "--k", ""], "--k is ''"),
+        (["ablate", "--heads", "L0H0", "--control", "recal"], "Did you mean 'recall'"),
+        (["ablate", "--heads", "L0H0", "--intervention", "men"], "Did you mean 'mean'"),
+        (["ablate", "--heads", "L0H0", "--site", "v"], "unknown site"),
+    ],
+)
+def test_names_are_checked_before_the_model_is_loaded(run: Any, tmp_path: Path, args: list[str], part: str) -> None:
+    result = run(*args, "--model", "no/such-model", "--out", tmp_path)
+    assert result.exit_code == EXIT_USAGE
+    assert part in result.stderr and "no/such-model" not in result.stderr
+
+
+def test_brackets_in_what_is_printed_are_no_markup(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mechheads.smollm2
+
+    def fetch(*, force: bool, progress: Any) -> Path:
+        progress("reading [/x]")
+        return Path("cache[/y]")
+
+    monkeypatch.setattr(mechheads.smollm2, "get_smollm2", fetch)
+    result = run("get", "smollm2")
+    assert result.exit_code == 0, result.exception
+    assert "reading [/x]" in result.stdout and "ready in cache[/y]" in result.stdout
+
+    frame = pd.DataFrame({"a[/b]": ["c[/d]"], "e": [0.5]})
+    Console = pytest.importorskip("rich.console").Console
+    with (console := Console(width=80)).capture() as shown:
+        console.print(_table(frame, "t[/u]"))
+    assert all(x in shown.get() for x in ("a[/b]", "c[/d]", "t[/u]", "0.5"))
+
+
+@pytest.mark.smollm2
+def test_an_output_folder_with_brackets(run: Any, one_load: None, tmp_path: Path) -> None:
+    folder = tmp_path / "out[" / "x]"
+    result = run("score", "-o", folder, *SMALL)
+    assert result.exit_code == 0, result.exception
+    assert f"Written to {folder}" in result.stdout and (folder / "locos.parquet").exists()
+    result = run("ablate", "--heads", "L18H6", "--k", "1", "--draws", "0", "--control", "none", "-o", folder, *SMALL)
+    assert result.exit_code == 0, result.exception
+    assert f"Written to {folder}" in result.stdout
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_interrupted_ablate_writes_what_is_done(
+    run: Any, one_load: None, shown_warnings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """Ctrl-C before the first cell, after the baseline, and after the last."""
+    from mechheads.analysis import CircuitAnalysis
+
+    real = CircuitAnalysis.sweep
+
+    def sweep(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kept:
+            raise KeyboardInterrupt
+        found = real(self, *args, **kwargs)
+        cells = list(found.frame.groupby(["ranking", "k"], sort=False).groups.values())[:kept]
+        frame = found.frame.loc[[i for cell in cells for i in cell]].reset_index(drop=True)
+        warnings.warn("interrupted:\n  some cells", stacklevel=2)
+        return replace(found, frame=frame, meta={**found.meta, "complete": False})
+
+    monkeypatch.setattr(CircuitAnalysis, "sweep", sweep)
+    result = run("ablate", "--heads", "L18H6", "--k", "1", "--draws", "0", "--control", "none", "-o", tmp_path, *SMALL)
+    assert result.exit_code == EXIT_INTERRUPTED, result.exception
+    written = (tmp_path / "sweep.parquet").exists()
+    assert written is (kept > 0)
+    if written:
+        assert "warning: interrupted: some cells\n" in result.stderr and "cli.py" not in result.stderr
+        assert SweepResult.load(tmp_path / "sweep.parquet").meta["complete"] is False
+        assert (tmp_path / "ablation.html").exists() and len(pd.read_csv(tmp_path / "ablation.csv"))
+    else:
+        assert "error: interrupted" in result.stderr
+
+
+def test_warnings_are_one_line_and_the_format_is_put_back(
+    shown_warnings: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = warnings.formatwarning
+    with _errors():
+        warnings.warn("one\ntwo [/x]", stacklevel=1)
+    assert capsys.readouterr().err == "warning: one two [/x]\n"
+    with pytest.raises(typer.Exit), _errors():
+        raise KeyboardInterrupt
+    assert warnings.formatwarning is before
+    with pytest.warns(UserWarning, match="still recorded"), _errors():
+        warnings.warn("still recorded", stacklevel=1)
 
 
 def test_the_module_runs_as_a_program() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import warnings
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -430,6 +431,53 @@ def test_haystack_too_short(tmp_path):
     path.write_text(prose(10), encoding="utf-8")
     with pytest.raises(InvalidInput, match=r"is too short: context_length=400 needs about 376 .* 10 usable"):
         needles("passkey", Words(), n=2, context_length=400, haystack=path)
+
+
+def long_sentences(words: int, n: int) -> str:
+    return " ".join("The " + " ".join(f"w{i}x{j}" for j in range(words - 2)) + "." for i in range(n))
+
+
+@pytest.mark.parametrize("text", [long_sentences(300, 40), long_sentences(300, 1), long_sentences(300, 1)[:-1]])
+def test_a_haystack_without_a_sentence_that_fits_is_named_as_the_cause(tmp_path, text):
+    path = tmp_path / "own.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"no sentence of the haystack .*own\.txt fits") as caught:
+        needles("passkey", Words(), n=2, context_length=256, haystack=path)
+    message = str(caught.value)
+    assert (
+        "context_length=256 leaves 232 tokens" in message
+        and re.search(r"The w\d+x0", message)
+        and "blank line" in message
+    )
+    enough = int(re.search(r"at least (\d+)\.$", message)[1])
+    assert 320 < enough < 340
+    if text.count(".") > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trials = needles("passkey", Words(), n=2, context_length=enough, haystack=path)
+        assert all(t.meta["haystack_sentences"] == 1 for t in trials)
+
+
+def test_a_haystack_of_words_to_avoid_is_named_as_the_cause(tmp_path):
+    path = tmp_path / "own.txt"
+    answers = [t.answer for t in needles("facts", Words(), n=2)]
+    path.write_text(f"Every {answers[0]} and {answers[1]} was here.", encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"own\.txt has no usable sentence"):
+        needles("facts", Words(), n=2, context_length=256, haystack=path)
+
+
+def test_long_sentences_in_an_own_haystack_are_said_once(tmp_path):
+    path = tmp_path / "own.txt"
+    path.write_text(long_sentences(90, 40), encoding="utf-8")
+    with pytest.warns(UserWarning) as caught:
+        trials = needles("passkey", Words(), n=4, context_length=256, haystack=path)
+    (only,) = caught
+    lengths = [t.meta["context_length_achieved"] for t in trials]
+    assert max(lengths) < 231
+    assert f"4 of 4 prompts are more than 10% shorter than context_length=256 (the shortest has {min(lengths)}" in str(
+        only.message
+    )
+    assert str(path) in str(only.message)
 
 
 def test_unreadable_haystacks(tmp_path):

@@ -77,6 +77,13 @@ def test_a_head_named_twice_is_refused():
         HeadSet(["L1H2", "1.2"])
 
 
+@pytest.mark.parametrize("bad", [7, None, 1.5, np.array(3)])
+def test_what_is_no_set_of_heads_is_refused(bad):
+    for read in (HeadSet, HeadSet.parse):
+        with pytest.raises(InvalidInput, match=r"cannot read heads from .*; give one head such as 'L9H6', or several"):
+            read(bad)
+
+
 def test_membership_takes_any_spelling_and_nonsense():
     made = HeadSet(["L1H2"])
     assert "1-2" in made and (1, 2) in made

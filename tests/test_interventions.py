@@ -165,7 +165,7 @@ def test_zero_at_q_still_writes_and_attends_evenly(llama: mh.Model) -> None:
 
 
 def test_an_empty_head_set_costs_nothing(llama: mh.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    with counted(llama, monkeypatch) as calls, apply(llama, mh.mean_ablation(reference=reference_trials())):
+    with counted(llama, monkeypatch) as calls, apply(llama, mh.mean_ablation(reference=reference_trials()).on([])):
         pass
     assert calls == {"run": 0, "prefill": 0}
 
@@ -178,8 +178,8 @@ def test_an_empty_head_set_changes_nothing_bit_for_bit(
     clean, logits = generate(model, asked, max_new_tokens=6), model.logits(asked[0])
     interventions = {
         "none": [],
-        "zero": [mh.zero_ablation()],
-        "mean": [mh.mean_ablation(reference=reference_trials()), mh.zero_ablation(site="q").on([])],
+        "zero": [mh.zero_ablation().on([])],
+        "mean": [mh.mean_ablation(reference=reference_trials()).on([]), mh.zero_ablation(site="q").on([])],
     }[kind]
     with apply(model, *interventions), counted(model, monkeypatch) as calls:
         assert not model.backend.hooked() and model.backend.fast_prefill()
@@ -291,7 +291,7 @@ def test_hooks_that_never_fire_are_told(llama: mh.Model) -> None:
 def test_an_intervention_is_a_frozen_value() -> None:
     zero = mh.zero_ablation()
     on = zero.on("L0H1, L2H3")
-    assert zero.heads == mh.HeadSet() and on.heads == mh.HeadSet(["L0H1", "L2H3"])
+    assert zero.heads is None and on.heads == mh.HeadSet(["L0H1", "L2H3"])
     assert zero.on((1, 2)).heads == zero.on("1.2").heads == zero.on([mh.Head(1, 2)]).heads
     with pytest.raises(dataclasses.FrozenInstanceError):
         zero.kind = "mean"  # pyright: ignore[reportAttributeAccessIssue]
@@ -378,3 +378,27 @@ def test_scores_see_the_intervention(llama: mh.Model) -> None:
     assert dla.kept.all()
     clean = ca.score("dla", bare)
     assert not np.allclose(dla.values[:, 1], clean.values[:, 1], atol=1e-3)
+
+
+def test_an_intervention_without_heads_is_refused(llama: mh.Model) -> None:
+    with pytest.raises(mh.InvalidInput, match=r"names no heads.*\.on\("), apply(llama, mh.zero_ablation()):
+        pass
+    assert llama.ablations == [] and not llama.backend.hooked()
+
+
+def test_threads_take_turns(llama: mh.Model) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    asked = prompts()[:2]
+    clean = generate(llama, asked, max_new_tokens=4)
+
+    def ablated() -> list:
+        with apply(llama, mh.zero_ablation().on("L0H0, L1H1, L2H2")):
+            return generate(llama, asked, max_new_tokens=4)
+
+    alone = ablated()
+    assert alone != clean
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(ablated if i % 2 else lambda: generate(llama, asked, max_new_tokens=4)) for i in range(12)]
+        for i, job in enumerate(jobs):
+            assert job.result() == (alone if i % 2 else clean)

@@ -274,7 +274,9 @@ def test_progress_shows_when_asked(llama: mh.Model, trials: mh.TrialSet, capfd: 
 
 def test_provenance_is_complete(llama: mh.Model, trials: mh.TrialSet, locos: mh.HeadScores) -> None:
     meta = locos.meta
-    assert meta["model"] == {**dataclasses.asdict(llama.spec), "weight_hash": llama.weight_hash()}
+    assert meta["model"] == llama.describe()
+    assert meta["model"].items() >= {**dataclasses.asdict(llama.spec), "weight_hash": llama.weight_hash()}.items()
+    assert meta["model"]["settings_hash"] and meta["model"]["tokenizer_hash"] and meta["interventions"] == []
     assert meta["model"]["weights"] == "raw" and meta["model"]["dtype"] == "float32"
     assert meta["model"]["name"] and meta["model"]["backend"] == "TransformerBridge"
     assert "revision" in meta["model"]
@@ -296,6 +298,7 @@ def test_scores_under_an_intervention_say_so(ca: mh.CircuitAnalysis, trials: mh.
     with ca.intervene(mh.zero_ablation().on("L1H2")):
         scores = ca.score("written", altered(trials[0], answer=None))
     assert scores.meta["ablated"] is True and scores.meta["prefill"] == "hooked model"
+    assert scores.meta["interventions"] == [{"kind": "zero", "site": "z", "heads": ["L1H2"]}]
     zero = np.argwhere(scores.values[0] == 0)
     assert zero.tolist() == [[1, 2]]
 
@@ -361,13 +364,32 @@ def test_heads_ablated_at_z_are_undefined_where_z_is_not_read(llama: Any) -> Non
 
 
 def test_own_errors_in_the_middle_keep_what_was_done(llama: Any) -> None:
+    @mh.method("second_needs_it", needs=("pattern",))
+    def second_needs_it(acts: mh.LayerActs, trial: mh.Trial) -> torch.Tensor:
+        return acts.need("pattern")[..., acts.mask("needle")].sum((-1, -2))
+
     trials = [
         mh.Trial(id="first", tokens=prompts()[0][:6], spans={"needle": (2, 4)}),
         mh.Trial(id="no needle", tokens=prompts()[0][:9]),
     ]
+    ca = mh.CircuitAnalysis(llama, progress=False)
     with pytest.raises(mh.UnknownName, match="no needle") as caught:
-        mh.CircuitAnalysis(llama, progress=False).score("locos", trials, max_new_tokens=2, batch_size=1)
-    assert caught.value.partial["locos"].trial_ids == ("first",)
+        ca.score("second_needs_it", trials, max_new_tokens=2, batch_size=1)
+    assert caught.value.partial["second_needs_it"].trial_ids == ("first",)
+
+
+def test_a_missing_span_is_refused_before_the_first_pass(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = mh.Trial(id="bare", tokens=prompts()[0])
+    with counted(llama, monkeypatch) as calls, pytest.raises(mh.UnknownName, match="'locos' reads it"):
+        mh.CircuitAnalysis(llama, progress=False).score("locos", bare)
+    assert calls == {"run": 0, "prefill": 0}
+
+
+def test_the_gate_can_be_left_out(llama: Any, trials: mh.TrialSet) -> None:
+    ca = mh.CircuitAnalysis(llama, progress=False)
+    strict = ca.score("dla", trials, rouge_threshold=1.0)
+    assert strict.n_kept == 0
+    assert ca.score("dla", trials, rouge_threshold=None).n_kept > 0
 
 
 def test_infinite_scores_are_refused_where_they_arise(llama: Any) -> None:

@@ -199,7 +199,11 @@ def test_the_result_knows_where_it_came_from(
     meta = sweep.meta
     assert meta["model"]["weight_hash"] == llama.weight_hash() and meta["method"] == "sweep" and meta["seed"] == 5
     options = meta["options"]
-    assert options["k"] == [0, 1, 3] and options["max_new_tokens"] == {"target": 6, "control": 6} and options["stop_at_newline"] is True
+    assert (
+        options["k"] == [0, 1, 3]
+        and options["max_new_tokens"] == {"target": 6, "control": 6}
+        and options["stop_at_newline"] is True
+    )
     assert options["intervention"] == mean.describe() and options["intervention"]["reference"]["n"] == 6
     assert options["rankings"] == {"a": A.labels, "b": B.labels}
     assert options["controls"]["draws"] == 2 and options["controls"]["exclude_tested"] is True
@@ -224,7 +228,7 @@ def test_the_same_sweep_twice_is_the_same(
 
 def test_head_scores_are_rankings(llama: mh.Model, tasks: dict[str, mh.TrialSet]) -> None:
     ca = mh.CircuitAnalysis(llama)
-    locos = ca.score("locos", tasks["target"])
+    locos = ca.score("locos", tasks["control"], rouge_threshold=None)
     by_scores = ca.sweep({"x": locos}, k=(2,), trials=tasks["target"], intervention=mh.zero_ablation())
     by_heads = ca.sweep({"x": locos.top(2)}, k=(2,), trials=tasks["target"], intervention=mh.zero_ablation())
     pd.testing.assert_frame_equal(by_scores.frame, by_heads.frame)
@@ -278,3 +282,51 @@ def test_sweeps_that_cannot_run_are_refused_before_any_pass(
     with counted(llama, monkeypatch) as calls, pytest.raises(mh.InvalidInput, match=told):
         run_sweep(llama, asked.pop("rankings"), **asked)
     assert calls == {"run": 0, "prefill": 0}
+
+
+def test_choosing_heads_on_the_tested_trials_warns_and_is_recorded(
+    llama: mh.Model, tasks: dict[str, mh.TrialSet]
+) -> None:
+    ca, target = mh.CircuitAnalysis(llama), tasks["target"]
+    locos = ca.score("locos", target)
+    mean = mh.mean_ablation(reference=target)
+    with pytest.warns(UserWarning) as told:
+        result = ca.sweep(locos, k=1, trials=target, intervention=mean, max_new_tokens=2)
+    assert [str(w.message) for w in told] == result.meta["caveats"] and len(told) == 2
+    assert f"chosen on {len(target)} of the {len(target)} trials" in result.meta["caveats"][0]
+    assert "the mean is taken over" in result.meta["caveats"][1]
+    other = mh.HeadScores(
+        **{**vars(locos), "meta": {**locos.meta, "model": {"weight_hash": "of another"}}, "records": ()}
+    )
+    with pytest.warns(UserWarning, match="other weights"):
+        ca.sweep({"x": other}, k=1, trials=target, intervention=mh.zero_ablation(), max_new_tokens=2)
+
+
+def test_one_ranking_needs_no_name(llama: mh.Model, tasks: dict[str, mh.TrialSet]) -> None:
+    ca = mh.CircuitAnalysis(llama)
+    result = ca.sweep("L0H1 L1H2", k=2, trials=tasks["target"], intervention=mh.zero_ablation(), max_new_tokens=2)
+    assert result.rankings == ["given"] or set(result.rankings) == {"none", "given"}
+    with pytest.raises(mh.InvalidInput, match="chooses them"):
+        ca.sweep("L0H1", k=1, trials=tasks["target"], intervention=mh.zero_ablation().on("L0H0"))
+
+
+def test_interrupted_sweep_keeps_its_cells(
+    llama: mh.Model, tasks: dict[str, mh.TrialSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mechheads import sweep as module
+
+    real, calls = module.generate, []
+
+    def stop_at_third(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    monkeypatch.setattr(module, "generate", stop_at_third)
+    with pytest.warns(UserWarning, match="interrupted"):
+        result = mh.CircuitAnalysis(llama).sweep(
+            "L0H1 L1H2", k=(1, 2), trials=tasks["target"], intervention=mh.zero_ablation(), max_new_tokens=2
+        )
+    assert result.meta["complete"] is False and set(result.frame["k"]) == {0, 1}
+    assert llama.ablations == [] and not llama.backend.hooked()

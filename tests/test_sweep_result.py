@@ -11,7 +11,7 @@ import pytest
 
 from mechheads.errors import InvalidInput, OutputNotWritable, ResultFileError, UnknownName
 from mechheads.scores import SweepResult
-from mechheads.stats import bootstrap_weights
+from mechheads.stats import bootstrap_weights, wilson
 
 TRIALS = [f"t{i}" for i in range(8)]
 
@@ -53,7 +53,10 @@ def test_curve_by_hand():
     assert curve["n_trials"].tolist() == [8] * 6 and curve["n_draws"].tolist() == [1, 1, 1, 1, 2, 2]
     assert curve.loc[("random", 5), ["draw_min", "draw_max"]].tolist() == [5 / 8, 7 / 8]
     assert (curve["ci_low"] <= curve["mean"]).all() and (curve["mean"] <= curve["ci_high"]).all()
-    assert curve.loc[("locos", 10), ["ci_low", "ci_high"]].tolist() == [0, 0]
+    none_right, all_right = wilson(0, 8), wilson(8, 8)
+    assert curve.loc[("locos", 10), ["ci_low", "ci_high"]].tolist() == [none_right.low, none_right.high]
+    assert curve.loc[("locos", 0), ["ci_low", "ci_high"]].tolist() == [all_right.low, all_right.high]
+    assert none_right.high > 0.3
 
 
 def test_curve_of_all_tasks_and_of_one_ranking():
@@ -68,13 +71,27 @@ def test_curve_of_all_tasks_and_of_one_ranking():
     assert set(sweep().curve("correct", ranking="random")["ranking"]) == {"random"}
 
 
-def test_curve_interval_resamples_trials_after_averaging_draws():
-    result = sweep()
-    per_trial = np.array([1, 1, 1, 1, 1, 0.5, 0.5, 0])
-    counts = bootstrap_weights(8, 500, np.random.default_rng(4))
-    want = np.quantile(counts @ per_trial / 8, [0.05, 0.95])
-    row = result.curve("correct", "needles", "random", level=0.9, n_boot=500, seed=4).query("k == 5").iloc[0]
-    assert [row.ci_low, row.ci_high] == pytest.approx(want.tolist())
+def test_curve_interval_resamples_trials_and_draws():
+    frame = sweep().frame.query("ranking == 'random' and task == 'needles' and k == 5 and metric == 'correct'")
+    table = frame.pivot(index="draw", columns="trial_id", values="value").to_numpy()
+    assert table.shape == (2, 8)
+    rng = np.random.default_rng(4)
+    trials, _one, draws = (bootstrap_weights(n, 500, rng) for n in (8, 1, 2))
+    want = [(d[:, None] * t[None, :] * table).sum() / (d.sum() * t.sum()) for d, t in zip(draws, trials, strict=True)]
+    row = sweep().curve("correct", "needles", "random", level=0.9, n_boot=500, seed=4).query("k == 5").iloc[0]
+    assert [row.ci_low, row.ci_high] == pytest.approx(np.quantile(want, [0.05, 0.95]).tolist())
+
+
+def test_draws_that_disagree_widen_the_interval():
+    halves = [*rows("random", 5, [1.0, 0.0] * 4, draw=0), *rows("random", 5, [0.0, 1.0] * 4, draw=1)]
+    apart = [*rows("random", 5, [1.0] * 8, draw=0), *rows("random", 5, [0.0] * 8, draw=1)]
+    widths = []
+    for cells in (halves, apart):
+        frame = pd.DataFrame([*rows("none", 0, [1.0] * 8), *cells], columns=sweep().frame.columns)
+        row = SweepResult(frame, {}).curve("correct", "needles", "random").query("k == 5").iloc[0]
+        assert row["mean"] == 0.5
+        widths.append(row.ci_high - row.ci_low)
+    assert widths[1] == 1.0 and 0 < widths[0] < 1
 
 
 def test_auc_by_hand_and_paired_over_k():

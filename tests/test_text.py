@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from mechheads import text
+from mechheads.capture import TrialCapture, _Collector
+from mechheads.decode import Decoded
 from mechheads.errors import InvalidInput
+from mechheads.trials import Trial
 
 ascii_text = st.text("abcde 019.,'", min_size=1, max_size=30).filter(lambda s: any(c.isalnum() for c in s))
 
@@ -186,3 +189,77 @@ def test_find_answer_tokens_refuses_what_does_not_fit():
         find(["a", "b"], [1], [], "a")
     with pytest.raises(InvalidInput, match="the gold answer is ''"):
         find(["a"], [1], [], "")
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), min_size=1, max_size=12)
+
+
+@given(TEXTS, st.data())
+def test_offsets_of_tokens_that_cut_through_characters(whole, data):
+    """A tokenizer of arbitrary bytes: a token overlaps exactly the characters it holds a byte of."""
+    raw = whole.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(raw)), max_size=len(raw))) | {len(raw)})
+    edges = list(zip([0, *cuts], cuts, strict=False))
+
+    def decode(ids):
+        return b"".join(raw[a:b] for a, b in (edges[i] for i in ids)).decode(errors="replace")
+
+    found, offsets = text.char_offsets(decode, list(range(len(edges))))
+    assert found == whole
+    owner = [i for i, char in enumerate(whole) for _ in char.encode()]
+    for (a, b), (start, stop) in zip(edges, offsets, strict=True):
+        assert set(range(start, stop)) == set(owner[a:b])
+
+
+def test_offsets_where_one_open_character_spoils_the_whole_run_of_bytes():
+    """Byte-fallback decoders show a replacement character for every byte until all are there."""
+    raw = "東京".encode()
+
+    def decode(ids):
+        try:
+            return bytes(raw[i] for i in ids).decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(ids)
+
+    assert text.char_offsets(decode, range(6)) == ("東京", ((0, 1),) * 3 + ((1, 2),) * 3)
+
+
+def test_offsets_of_tokens_without_text_and_of_an_answer_cut_short():
+    assert text.char_offsets(lambda ids: "".join("ab"[i] if i < 2 else "" for i in ids), [0, 2, 1]) == (
+        "ab", ((0, 1), (1, 1), (1, 2)),
+    )  # fmt: skip
+    raw = "x東".encode()[:-1]
+    assert text.char_offsets(lambda ids: bytes(raw[i] for i in ids).decode(errors="replace"), range(3))[0] == "x\ufffd"
+
+
+def test_answer_found_by_offsets_where_tokens_share_a_character():
+    offsets = [(0, 2), (1, 2), (2, 3), (3, 4)]
+    assert text.find_answer_tokens([" 東京。"], [1, 2, 3, 4], [[9]], "東京", offsets=offsets) == (0, 1, 2)
+    assert text.find_answer_tokens([" 東京。"], [1, 2, 3, 4], [[2, 3]], "東京", offsets=offsets) == (1, 2)
+    with pytest.raises(InvalidInput, match="1 offsets but 2 token ids; give one offset per token"):
+        text.find_answer_tokens(["ab"], [1, 2], [], "a", offsets=[(0, 2)])
+
+
+def test_a_letter_that_folds_to_two_shifts_nothing():
+    assert find(["İ", "İ", "stan", "bul", " x"], range(5), [], "İSTANBUL") == (1, 2, 3)
+    assert find(["İİİ", " stop"], [1, 2], [], "stop") == (1,)
+
+
+ANSWERS = ["東京", "Москва", "Ελλάδα", "हिन्दी", "서울", "İstanbul", "Łódź", "القاهرة", "🦉 owl", "Lisbon"]
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("frame", ["{}", "It is {}.", '"{}"', "é{}é"])
+def test_answers_of_any_script_have_answer_steps(smollm2_model, answer, frame):
+    said = frame.format(answer)
+    tokens = smollm2_model.tokenizer(said, add_special_tokens=False)["input_ids"]
+    trial = Trial(id="t", tokens=[5, 6], answer=answer)
+    nothing = _Collector(smollm2_model, frozenset(), 1)
+    steps = TrialCapture(smollm2_model, trial, Decoded(tokens=tokens), said, nothing, 0).answer_steps
+    assert steps == tuple(range(steps[0], steps[-1] + 1))
+    raw = [smollm2_model.tokenizer.convert_ids_to_tokens(t) for t in tokens]
+    # One byte-level character a byte: the tokens found hold all bytes of the answer, and none could be spared.
+    at = len(said[: said.index(answer)].encode())
+    ends = [sum(map(len, raw[: i + 1])) for i in range(len(raw))]
+    assert steps == tuple(i for i, end in enumerate(ends) if end > at and end - len(raw[i]) < at + len(answer.encode()))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechheads.errors import InvalidInput, ResultFileError, UnknownName
+from mechheads.errors import InvalidInput, OutputNotWritable, ResultFileError, UnknownName
 from mechheads.trials import Encoding, Span, Trial, TrialSet, find_once
 
 
@@ -69,11 +72,92 @@ def test_spans_are_given_as_one_pair_or_several_in_any_order():
         ({"answer": "  "}, "empty answer"),
         ({"candidates": ("a", "b"), "label": 2}, "label 2 but 2 candidates"),
         ({"candidates": ("a", "b"), "label": -1}, "label -1 but 2 candidates"),
+        ({"candidates": ("a", "b"), "label": 0.5}, r"'bad': label is 0\.5; it must be a whole number"),
+        ({"candidates": ("a", "b"), "label": True}, "label is True"),
+        ({"candidates": "ab"}, "candidates are 'ab'; give a list of texts"),
+        ({"candidates": ["a", 3]}, "a candidate is 3; candidates are texts, such as '3'"),
+        ({"id": 3}, "trial 3: the id must be text; write '3'"),
+        ({"answer": 5}, "'bad': answer is 5; it must be text, such as '5', or None"),
+        ({"split": 1}, "'bad': split is 1; it must be text"),
+        ({"tokens": "abc"}, "tokens are 'abc'; give token ids, or use Trial.from_text"),
+        ({"tokens": None}, "tokens are None; give token ids"),
+        ({"tokens": [1, 2.0]}, r"a token id is 2\.0; it must be a whole number"),
+        ({"tokens": [1, "2"]}, "a token id is '2'; it must be a whole number"),
+        ({"spans": [(1, 2)]}, r"'bad': spans is \[\(1, 2\)\]; give a dict"),
+        ({"spans": {1: (1, 2)}}, "names a span 1; span names are text"),
+        ({"spans": {"needle": (1.0, 3.5)}}, r"a span is 1\.0; it must be a whole number"),
+        ({"spans": {"needle": "13"}}, "cannot read spans from '13'"),
+        ({"spans": {"needle": ["13"]}}, "cannot read a span from '13'"),
+        ({"spans": {"needle": {"start": 1, "stop": 2}}}, "cannot read spans from {'start'"),
+        ({"spans": {"needle": [(1, None)]}}, "the stop of a span is None"),
+        ({"meta": {"p": Path("x")}}, r"'bad': meta\['p'\] is a (Posix|Windows)Path .* JSON cannot hold"),
+        ({"meta": {"a": 1, 2: 3}}, "'bad': meta has the key 2; JSON keys must be text"),
+        ({"meta": {"a": float("nan")}}, r"meta\['a'\] is nan"),
+        ({"meta": 4}, "'bad': meta is 4; give a dict"),
     ],
 )
-def test_bad_trials_are_refused_by_name(fields, message):
+def test_bad_trials_are_refused_by_name(as_users_run, fields, message):
     with pytest.raises(InvalidInput, match=message):
         Trial(**{"id": "bad", "tokens": tuple(range(10)), **fields})
+
+
+def test_numpy_and_torch_numbers_become_plain_ones(as_users_run):
+    tokens = np.arange(10)
+    trial = Trial(
+        id=np.str_("a"), tokens=torch.arange(10), candidates=(c for c in "xy"), label=np.int64(1),
+        spans={"needle": np.array([1, 3]), "q": [np.array([4, 5]), (np.int32(6), 7)]},
+        meta={"depth": np.float32(0.5), "at": (1, 2), "n": {"k": np.int8(3), "ok": np.bool_(True)}},
+    )  # fmt: skip
+    plain = Trial(
+        id="a", tokens=tokens, candidates=("x", "y"), label=1, spans={"needle": (1, 3), "q": [(4, 5), (6, 7)]},
+        meta={"depth": 0.5, "at": [1, 2], "n": {"k": 3, "ok": True}},
+    )  # fmt: skip
+    assert trial == plain and TrialSet([trial]).hash == TrialSet([plain]).hash
+    assert type(trial.label) is int and type(trial.spans["needle"][0].start) is int and type(trial.tokens[0]) is int
+    assert Trial.from_dict(json.loads(json.dumps(trial.to_dict()))) == trial
+
+
+def test_meta_is_a_copy():
+    inner = [1]
+    trial = make(meta={"a": inner})
+    before = TrialSet([trial]).hash
+    inner.append(2)
+    assert TrialSet([trial]).hash == before
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: TrialSet([], options={"path": Path("x")}), r"options\['path'\] is a (Posix|Windows)Path"),
+        (lambda: TrialSet([], options={1: 2}), "options has the key 1"),
+        (lambda: TrialSet([], name=3), "name of a trial set is 3"),
+        (lambda: TrialSet.of([{"id": 1}]), "item 0 of the trials is \"{'id': 1}\", a dict; make trials with Trial"),
+        (lambda: TrialSet.of([make(), "t1"]), "item 1 of the trials is 't1', a str"),
+        (lambda: TrialSet.of(7), "cannot read trials from 7; give a Trial"),
+        (lambda: Trial.from_text(WordEncoder(), 7), "the prompt is 7; give text"),
+        (lambda: Trial.from_text(WordEncoder(), PROMPT, needle=4711), "the needle is 4711; give the text"),
+        (lambda: Trial.from_text(WordEncoder(), PROMPT, answer=Path("x")), "answer is (Posix|Windows)Path"),
+    ],
+)
+def test_bad_sets_and_texts_are_refused_at_once(as_users_run, act, message):
+    with pytest.raises(InvalidInput, match=message):
+        act()
+
+
+def test_options_of_a_set_are_what_a_file_gives_back(tmp_path):
+    trials = TrialSet([make()], options={"n": np.int64(2), "sizes": (1, 2)})
+    assert trials.options == {"n": 2, "sizes": [1, 2]} == TrialSet.load(trials.save(tmp_path / "t")).options
+
+
+def test_trial_files_that_are_not_there_or_cannot_be_written(tmp_path):
+    with pytest.raises(ResultFileError, match=r"none\.jsonl does not exist; give the path that save\(\) returned"):
+        TrialSet.load(tmp_path / "none.jsonl")
+    with pytest.raises(ResultFileError, match="is a folder, not a file"):
+        TrialSet.load(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputNotWritable, match=r"cannot write 't\.jsonl'"):
+        TrialSet([make()]).save(tmp_path / "file" / "t.jsonl")
+    assert TrialSet([make()]).save(tmp_path / "new" / "t.jsonl").exists()
 
 
 def test_a_missing_span_name_lists_the_known_ones():

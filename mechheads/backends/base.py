@@ -15,6 +15,13 @@ HookFn = Callable[[Tensor], Tensor | None]
 SITES = {"z": "attn.hook_z", "q": "attn.hook_q", "pattern": "attn.hook_pattern"}
 
 
+def has_global_hooks() -> bool:
+    """Whether PyTorch hooks on every module are in force."""
+    from torch.nn.modules import module
+
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+
+
 @dataclass(frozen=True)
 class Norm:
     """A norm as it acts: ``(x - mean) / scale * weight + bias``.
@@ -56,11 +63,15 @@ class Backend(Protocol):
     architecture: str
     device: torch.device
     dtype: torch.dtype
-    weights: str
     flat_qk_norm: bool
     twin: Any
     logit_softcap: float | None
     score_softcap: float | None
+
+    @property
+    def weights(self) -> str:
+        """``raw``, ``folded`` or ``processed``, as they are now."""
+        ...
 
     def hooks(self, pairs: Sequence[tuple[str, HookFn]]) -> AbstractContextManager[None]:
         """Install hooks by TransformerLens name for the time of a ``with`` block."""
@@ -136,6 +147,10 @@ class Backend(Protocol):
 
     def has_sinks(self) -> bool:
         """Whether attention rows may sum to less than one."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """What changes results beside the weights (configuration, scales, rotary tables), JSON-ready."""
         ...
 
     def parameters(self) -> list[tuple[str, Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mechheads.backends.base import HookFn, Norm, Shape
+from mechheads.backends.base import HookFn, Norm, Shape, has_global_hooks
 from mechheads.backends.twin import Twin, build_twin, foreign_hooks
 from mechheads.errors import InvalidInput, ModelRefused
+from mechheads.provenance import content_hash
 
 _WRAP = "_original_component"
 
@@ -48,7 +50,6 @@ class BridgeBackend:
         self._refuse_unusable_layout()
         weight = bridge.unembed.W_U
         self.device, self.dtype = weight.device, weight.dtype
-        self.weights = self._describe_weights()
         self.logit_softcap = getattr(self.text_config, "final_logit_softcapping", None)
         self.score_softcap = getattr(self.text_config, "attn_logit_softcapping", None)
         self.flat_qk_norm = self._has_flat_qk_norm()
@@ -84,7 +85,8 @@ class BridgeBackend:
         if missing:
             raise ModelRefused(f"{self.architecture}: layers {missing} have no attention pattern to read.")
 
-    def _describe_weights(self) -> str:
+    @property
+    def weights(self) -> str:
         """``raw``, or ``processed`` after TransformerLens folded or centred something.
 
         The compatibility mode alone (``no_processing=True``) renames hooks and leaves the weights as they are.
@@ -113,7 +115,7 @@ class BridgeBackend:
 
     def hooked(self) -> bool:
         """Whether anybody's hook sits on the model, through TransformerLens or plain PyTorch."""
-        return foreign_hooks(self.bridge) != self._own_hooks
+        return has_global_hooks() or foreign_hooks(self.bridge) != self._own_hooks
 
     def new_cache(self, batch: int) -> DynamicCache:
         """A cache without windows: made without a config it keeps full-length keys on every layer."""
@@ -132,7 +134,8 @@ class BridgeBackend:
 
     def _refuse_training_mode(self) -> None:
         """Dropout would make every run another model."""
-        if self.bridge.original_model.training:
+        hf = self.bridge.original_model
+        if hf.training or any(isinstance(m, torch.nn.Dropout) and m.training and m.p > 0 for m in hf.modules()):
             raise InvalidInput("the model is in training mode, where dropout changes every run; call .eval() on it.")
 
     def _accepts(self, name: str) -> bool:
@@ -238,6 +241,9 @@ class BridgeBackend:
     def window(self, layer: int) -> int | None:
         """Sliding window of a layer, from the Hugging Face configuration."""
         config = self.text_config
+        local = getattr(config, "attention_layers", None)  # GPT-Neo
+        if local is not None:
+            return int(config.window_size) if local[layer] == "local" else None
         size = getattr(config, "sliding_window", None)
         if size is None or getattr(config, "use_sliding_window", True) is False:
             return None
@@ -254,6 +260,23 @@ class BridgeBackend:
     def has_sinks(self) -> bool:
         """Whether attention rows leave part of their mass to a sink (gpt-oss)."""
         return hasattr(self.bridge.blocks[0].attn.original_component, "sinks")
+
+    def settings(self) -> dict[str, Any]:
+        """What changes results beside the weights, JSON-ready: configuration, and scales as they are now."""
+        layers = range(self.shape.n_layers)
+        config = {k: v for k, v in self.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
+        return {
+            "config": json.loads(json.dumps(config, default=str, sort_keys=True)),
+            "score_scale": [self.score_scale(layer) for layer in layers],
+            "window": [self.window(layer) for layer in layers],
+            "buffers": {name: content_hash(b.float().cpu().flatten().tolist()) for name, b in self._buffers()},
+            "eps": sorted({v for m in self.bridge.modules() for k, v in vars(m).items() if "eps" in k and _number(v)}),
+        }
+
+    def _buffers(self) -> list[tuple[str, Tensor]]:
+        """Small buffers (rotary tables), by Hugging Face name."""
+        found = self.bridge.original_model.named_buffers()
+        return sorted((n.replace(f".{_WRAP}", ""), b) for n, b in found if b.is_floating_point() and b.numel() < 4096)
 
     def parameters(self) -> list[tuple[str, Tensor]]:
         """Live weights by Hugging Face name, each storage once."""
@@ -272,6 +295,10 @@ class BridgeBackend:
         eos = getattr(generation, "eos_token_id", None)
         found += list(eos) if isinstance(eos, (list, tuple)) else [eos]
         return frozenset(int(t) for t in found if t is not None and 0 <= t < self.shape.d_vocab)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, float)
 
 
 def _norm(module: Any) -> Norm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechheads.backends.base import HookFn, Norm, Shape
+from mechheads.backends.base import HookFn, Norm, Shape, has_global_hooks
 from mechheads.errors import ModelRefused
 
 # Post-norm architectures whose attention output norm carries the pre-norm's name in HookedTransformer.
@@ -49,10 +50,14 @@ class HookedBackend:
             n_ctx=int(cfg.n_ctx),
         )
         self.device, self.dtype = model.W_U.device, model.W_U.dtype
-        self.weights = "folded" if str(cfg.normalization_type).endswith("Pre") else "raw"
         self.logit_softcap = _positive(getattr(cfg, "output_logits_soft_cap", None))
         self.score_softcap = _positive(getattr(cfg, "attn_scores_soft_cap", None))
         self.flat_qk_norm = self.architecture in _POST_NORM_IS_LN1
+
+    @property
+    def weights(self) -> str:
+        """``folded`` where norms have no weights left, else ``raw``."""
+        return "folded" if str(self.model.cfg.normalization_type).endswith("Pre") else "raw"
 
     # -- running ---------------------------------------------------------------------------------
 
@@ -68,7 +73,7 @@ class HookedBackend:
 
     def hooked(self) -> bool:
         """Whether any hook sits on the model."""
-        return any(len(p.fwd_hooks) > 0 for p in self.model.hook_dict.values())
+        return has_global_hooks() or any(m._forward_hooks or m._forward_pre_hooks for m in self.model.modules())
 
     def new_cache(self, batch: int) -> Any:
         """TransformerLens' own cache; its keys are full length on every layer."""
@@ -168,6 +173,10 @@ class HookedBackend:
     def has_sinks(self) -> bool:
         """Whether attention rows leave part of their mass to a sink."""
         return hasattr(self.model.blocks[0].attn, "sinks")
+
+    def settings(self) -> dict[str, Any]:
+        """What changes results beside the weights, JSON-ready."""
+        return {"config": json.loads(json.dumps(self.model.cfg.to_dict(), default=str, sort_keys=True))}
 
     def parameters(self) -> list[tuple[str, Tensor]]:
         """Live weights by TransformerLens name."""

@@ -45,6 +45,7 @@ class Twin:
             one is another object now, the twin is out of step.
         copies: Bridge parameters that are copies (split joint projections) and the joint parameters they came from,
             with their bit sums: if any of these changes in place, the twin is out of step.
+        buffers: Floating-point buffers of the bridge (rotary tables) with the values they had.
         attention: ``sdpa`` or ``eager``.
     """
 
@@ -52,12 +53,15 @@ class Twin:
     bridge: Any
     parts: dict[str, Any]
     copies: list[tuple[nn.Module, str, list[Tensor]]]
+    buffers: list[tuple[Tensor, Tensor]]
     attention: str
 
     def in_step(self) -> bool:
         """Whether the twin still computes what the bridge computes."""
         now = _parts(self.bridge)
         if now.keys() != self.parts.keys() or any(now[k] is not part for k, part in self.parts.items()):
+            return False
+        if any(not torch.equal(buffer, kept) for buffer, kept in self.buffers):
             return False
         return all(
             torch.equal(new, old)
@@ -84,6 +88,8 @@ def _parts(bridge: Any) -> dict[str, Any]:
             out[path] = module
             out[f"{path}()"] = module.__dict__.get("forward")
             out |= {f"{path}.{name}": p for name, p in module._parameters.items()}
+            # Scales and epsilons are plain attributes; an edit puts another object there.
+            out |= {f"{path}.{name}=": v for name, v in vars(module).items() if isinstance(v, float)}
     return out
 
 
@@ -130,7 +136,8 @@ def build_twin(bridge: Any) -> Twin | None:
     weight = next(iter(twin.parameters()))
     twin = twin.to(device=weight.device).eval()
     _copy_buffers(hf, twin)
-    return Twin(twin, bridge, _parts(bridge), _copied_parameters(hf, twin), attention)
+    buffers = [(b, b.detach().clone()) for b in hf.buffers() if b.is_floating_point()]
+    return Twin(twin, bridge, _parts(bridge), _copied_parameters(hf, twin), buffers, attention)
 
 
 def _copy_buffers(hf: nn.Module, twin: nn.Module) -> None:

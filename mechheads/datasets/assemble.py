@@ -15,6 +15,8 @@ _ATTEMPTS = 5
 _POOL = 24
 _STEP = 4
 _SHORTFALL = 32
+_ROOM = 40  # tokens that hold a common sentence or two
+_LOOK = 1000  # how many sentences are looked through for an error message
 _LONG = 64  # a sentence above this many tokens that does not fit is passed over: it must not end the walk
 
 
@@ -102,13 +104,34 @@ def assemble(
         if spare < 0 and attempt >= _ATTEMPTS:
             target -= _STEP * (attempt - _ATTEMPTS + 1)
     if best is None:
-        raise InvalidInput(
-            f"context_length={context_length} is too small: the needle, the question and what frames "
-            f"them take {length} tokens here, and at least one haystack sentence must fit as well; "
-            f"use at least {length + 40}."
-        )
+        raise _nothing_fits(window, context_length, length)
     _check_length(window, best, context_length, budget)
     return best
+
+
+def _nothing_fits(window: Window, context_length: int, length: int) -> InvalidInput:
+    """The error where not one sentence fits, which blames the context or the haystack, whichever is at fault."""
+    usable = [s for s in (window.at(k) for k in range(_LOOK)) if s is not None]
+    source = window.haystack.source
+    if not usable:
+        return InvalidInput(
+            f"the haystack {source} has no usable sentence: each holds a word of the needle or the answer; "
+            "use another text."
+        )
+    index, shortest = min(usable, key=lambda s: s[1])
+    room = context_length - length
+    if room < _ROOM:
+        return InvalidInput(
+            f"context_length={context_length} is too small: the needle, the question and what frames "
+            f"them take {length} tokens here, and at least one haystack sentence must fit as well; "
+            f"use at least {length + max(_ROOM, shortest + _STEP)}."
+        )
+    return InvalidInput(
+        f"no sentence of the haystack {source} fits: context_length={context_length} leaves {room} tokens for prose, "
+        f"but the shortest of its sentences takes {shortest} ({window.haystack.sentences[index][:40]!r}...). Sentences "
+        "end at . ! ? or a blank line and are never cut: give prose with shorter ones, or use a context_length of at "
+        f"least {length + shortest + _STEP}."
+    )
 
 
 def _check_length(window: Window, best: Prompt, context_length: int, budget: int) -> None:

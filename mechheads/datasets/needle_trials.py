@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mechheads.trials import Encoder, Trial, TrialSet
 NEEDLE_KINDS = ("passkey", "facts", "landmarks")
 CONTROL_KINDS = ("recall", "arithmetic")
 KINDS = NEEDLE_KINDS + CONTROL_KINDS
+_MUCH = 0.1  # share of the context length by which prompts may fall short before it is said
 
 
 def needles(
@@ -55,8 +57,9 @@ def needles(
         model: A model, or anything with ``encode``.
         n: Number of trials, both splits together.
         context_length: Tokens of the whole prompt, chat template included. Whole haystack sentences are
-            added until it is reached, so a prompt may be a few tokens shorter, never longer. None, for
-            control tasks alone: no haystack.
+            added until it is reached, so a prompt may be a few tokens shorter, never longer (with long
+            sentences in a haystack of your own it may be many: above 10% there is a warning). None, for control
+            tasks alone: no haystack.
         depth: Where the needle stands, from 0 (first) to 1 (last); None varies it evenly over the trials of
             each split.
         seed: Of every choice.
@@ -107,7 +110,10 @@ def needles(
         "distractors": distractors,
     }
     plan = _plan(parts, depths, split)
-    return TrialSet(_trials(kind, model, plan, prose, rng, options), name=kind, options=options)
+    trials = _trials(kind, model, plan, prose, rng, options)
+    if prose is not None and haystack is not None and context_length is not None:
+        _say_if_short(trials, prose.source, context_length)
+    return TrialSet(trials, name=kind, options=options)
 
 
 def recall(
@@ -246,6 +252,20 @@ def _plan(
         item, at = queues[0 if calibration else 1].pop()
         out.append((item, at, "calibration" if calibration else "test"))
     return out
+
+
+def _say_if_short(trials: Sequence[Trial], source: str, context_length: int) -> None:
+    """Warn once where the caller's own haystack left prompts much shorter than asked for."""
+    lengths = [t.meta["context_length_achieved"] for t in trials]
+    short = [n for n in lengths if n < (1 - _MUCH) * context_length]
+    if short:
+        warnings.warn(
+            f"{len(short)} of {len(trials)} prompts are more than {_MUCH:.0%} shorter than "
+            f"context_length={context_length} (the shortest has {min(short)} tokens): sentences of the haystack "
+            f"{source} are long, and none is cut. Give prose with shorter sentences; "
+            "meta['context_length_achieved'] holds each prompt's length.",
+            stacklevel=3,
+        )
 
 
 def _trials(

@@ -11,7 +11,7 @@ from mechheads.methods.registry import method
 from mechheads.trials import Trial
 
 
-@method("attention_spatial", needs=("pattern",), unit="probability")
+@method("attention_spatial", needs=("pattern",), unit="probability", spans=("needle",))
 def attention_spatial(acts: LayerActs, trial: Trial) -> dict[str, Float[Tensor, " head"]]:
     """LOCOS with ``alpha`` in place of ``phi``: needle attention less its share of the rest.
 

@@ -11,7 +11,7 @@ from mechheads.methods.registry import method
 from mechheads.trials import Trial
 
 
-@method("locos", needs=("pattern", "v"), unit="logits")
+@method("locos", needs=("pattern", "v"), unit="logits", spans=("needle",))
 def locos(acts: LayerActs, trial: Trial, *, unembed: str = "raw") -> dict[str, Float[Tensor, " head"]]:
     """Logit contribution of a head from the needle, less that from everything else.
 

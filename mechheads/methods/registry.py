@@ -27,6 +27,7 @@ class Method:
         needs: Which activations it reads, of ``q k v z pattern``.
         unit: Unit of the score.
         options: Its keyword options with their defaults.
+        spans: Named spans a trial must have.
         builtin: Whether mechheads ships it.
     """
 
@@ -35,6 +36,7 @@ class Method:
     needs: tuple[str, ...]
     unit: str
     options: Mapping[str, Any]
+    spans: tuple[str, ...] = ()
     builtin: bool = False
 
     def unit_for(self, options: Mapping[str, Any]) -> str:
@@ -47,7 +49,7 @@ class Method:
 
 
 def method(
-    name: str, *, needs: str | Sequence[str] = ("pattern",), unit: str = ""
+    name: str, *, needs: str | Sequence[str] = ("pattern",), unit: str = "", spans: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a scoring method.
 
@@ -64,6 +66,7 @@ def method(
         name: What ``ca.score`` will call it.
         needs: Which activations it reads, of ``q k v z pattern``; the others are None.
         unit: Unit of the score, for axes.
+        spans: Named spans that a trial must have, so that one without is refused before the first pass.
 
     Raises:
         InvalidInput: If another function holds the name.
@@ -82,13 +85,15 @@ def method(
                 f"the method name {name!r} is taken by {held.function.__module__}.{held.function.__qualname__}; "
                 "choose another."
             )
-        _REGISTRY[name] = _describe(name, function, needs, unit)
+        _REGISTRY[name] = _describe(name, function, needs, unit, tuple(spans))
         return function
 
     return register
 
 
-def _describe(name: str, function: Callable[..., Any], needs: tuple[str, ...], unit: str) -> Method:
+def _describe(
+    name: str, function: Callable[..., Any], needs: tuple[str, ...], unit: str, spans: tuple[str, ...]
+) -> Method:
     """A Method record from a function's signature."""
     parameters = list(inspect.signature(function).parameters.values())
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -99,7 +104,7 @@ def _describe(name: str, function: Callable[..., Any], needs: tuple[str, ...], u
             f"it takes {inspect.signature(function)}."
         )
     builtin = (function.__module__ or "").startswith("mechheads.methods.")
-    return Method(name, function, needs, unit, options, builtin)
+    return Method(name, function, needs, unit, options, spans, builtin)
 
 
 def _identity(function: Callable[..., Any]) -> tuple[str, str]:
