@@ -33,7 +33,7 @@ def test_the_numbers_are_those_of_the_recorded_demo() -> None:
 
 def test_python_blocks_parse_and_name_things_that_exist() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mh":
