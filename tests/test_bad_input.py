@@ -145,7 +145,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], type[Exception], list[str]]] = {
         ["'mine'", "meta['from']", "JSON cannot hold"],
     ),
     "trials that are none": (
-        lambda f: ca().score("locos", [{"id": 1}]),
+        lambda f: ca().score("locos", [{"id": 1}]),  # pyright: ignore[reportCallIssue, reportArgumentType]
         mh.InvalidInput,
         ["item 0", "a dict", "Trial.from_dict"],
     ),

@@ -449,7 +449,7 @@ def test_a_haystack_without_a_sentence_that_fits_is_named_as_the_cause(tmp_path,
         and re.search(r"The w\d+x0", message)
         and "blank line" in message
     )
-    enough = int(re.search(r"at least (\d+)\.$", message)[1])
+    enough = int(re.search(r"at least (\d+)\.$", message)[1])  # pyright: ignore[reportOptionalSubscript]
     assert 320 < enough < 340
     if text.count(".") > 1:
         with warnings.catch_warnings():

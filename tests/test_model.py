@@ -310,8 +310,8 @@ def test_training_mode_is_refused() -> None:
     import tiny
 
     model = tiny.fresh("gpt2")
-    model.backend.bridge.train()
+    model.backend.bridge.train()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(mh.InvalidInput, match="training mode"):
         mh.CircuitAnalysis(model, progress=False).generate(tokens=[5, 6, 7], max_new_tokens=2)
-    model.backend.bridge.eval()
+    model.backend.bridge.eval()  # pyright: ignore[reportAttributeAccessIssue]
     assert mh.CircuitAnalysis(model, progress=False).generate(tokens=[5, 6, 7], max_new_tokens=2).tokens

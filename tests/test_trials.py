@@ -104,12 +104,12 @@ def test_bad_trials_are_refused_by_name(as_users_run, fields, message):
 def test_numpy_and_torch_numbers_become_plain_ones(as_users_run):
     tokens = np.arange(10)
     trial = Trial(
-        id=np.str_("a"), tokens=torch.arange(10), candidates=(c for c in "xy"), label=np.int64(1),
+        id=np.str_("a"), tokens=torch.arange(10), candidates=(c for c in "xy"), label=np.int64(1),  # pyright: ignore[reportArgumentType]
         spans={"needle": np.array([1, 3]), "q": [np.array([4, 5]), (np.int32(6), 7)]},
         meta={"depth": np.float32(0.5), "at": (1, 2), "n": {"k": np.int8(3), "ok": np.bool_(True)}},
     )  # fmt: skip
     plain = Trial(
-        id="a", tokens=tokens, candidates=("x", "y"), label=1, spans={"needle": (1, 3), "q": [(4, 5), (6, 7)]},
+        id="a", tokens=tokens, candidates=("x", "y"), label=1, spans={"needle": (1, 3), "q": [(4, 5), (6, 7)]},  # pyright: ignore[reportArgumentType]
         meta={"depth": 0.5, "at": [1, 2], "n": {"k": 3, "ok": True}},
     )  # fmt: skip
     assert trial == plain and TrialSet([trial]).hash == TrialSet([plain]).hash
@@ -129,14 +129,14 @@ def test_meta_is_a_copy():
     ("act", "message"),
     [
         (lambda: TrialSet([], options={"path": Path("x")}), r"options\['path'\] is a (Posix|Windows)Path"),
-        (lambda: TrialSet([], options={1: 2}), "options has the key 1"),
-        (lambda: TrialSet([], name=3), "name of a trial set is 3"),
-        (lambda: TrialSet.of([{"id": 1}]), "item 0 of the trials is \"{'id': 1}\", a dict; make trials with Trial"),
-        (lambda: TrialSet.of([make(), "t1"]), "item 1 of the trials is 't1', a str"),
-        (lambda: TrialSet.of(7), "cannot read trials from 7; give a Trial"),
-        (lambda: Trial.from_text(WordEncoder(), 7), "the prompt is 7; give text"),
-        (lambda: Trial.from_text(WordEncoder(), PROMPT, needle=4711), "the needle is 4711; give the text"),
-        (lambda: Trial.from_text(WordEncoder(), PROMPT, answer=Path("x")), "answer is (Posix|Windows)Path"),
+        (lambda: TrialSet([], options={1: 2}), "options has the key 1"),  # pyright: ignore[reportArgumentType]
+        (lambda: TrialSet([], name=3), "name of a trial set is 3"),  # pyright: ignore[reportArgumentType]
+        (lambda: TrialSet.of([{"id": 1}]), "item 0 of the trials is \"{'id': 1}\", a dict; make trials with Trial"),  # pyright: ignore[reportArgumentType]
+        (lambda: TrialSet.of([make(), "t1"]), "item 1 of the trials is 't1', a str"),  # pyright: ignore[reportArgumentType]
+        (lambda: TrialSet.of(7), "cannot read trials from 7; give a Trial"),  # pyright: ignore[reportArgumentType]
+        (lambda: Trial.from_text(WordEncoder(), 7), "the prompt is 7; give text"),  # pyright: ignore[reportArgumentType]
+        (lambda: Trial.from_text(WordEncoder(), PROMPT, needle=4711), "the needle is 4711; give the text"),  # pyright: ignore[reportArgumentType]
+        (lambda: Trial.from_text(WordEncoder(), PROMPT, answer=Path("x")), "answer is (Posix|Windows)Path"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_bad_sets_and_texts_are_refused_at_once(as_users_run, act, message):
