@@ -34,7 +34,28 @@ app = typer.Typer(
     "130 interrupted (what was done is written).",
 )
 
+
+def _version(asked: bool) -> bool:
+    """Print the version and leave."""
+    if asked:
+        from mechheads import __version__
+
+        print(f"mechheads {__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+USUAL_SIZES = (1, 2, 5, 10)
 CONTROLS = ("recall", "arithmetic", "none")
 
 ModelOption = Annotated[
@@ -311,7 +332,10 @@ def ablate(
         list[Path] | None,
         typer.Option("--scores", help="A METHOD.parquet that 'mechheads score' wrote; repeat to compare."),
     ] = None,
-    k: Annotated[str, typer.Option("--k", help="Set sizes, comma-separated; the baseline is always run.")] = "1,2,5,10",
+    k: Annotated[
+        str | None,
+        typer.Option("--k", help="Set sizes, comma-separated; 1,2,5,10 as far as --heads reaches if not given."),
+    ] = None,
     trials: TrialsOption = "passkey",
     control: Annotated[
         str, typer.Option(help="Control task that should survive: recall, arithmetic or none.")
@@ -386,18 +410,20 @@ def _rankings(heads: str | None, scores: list[Path] | None) -> dict[str, Any]:
     return out
 
 
-def _sizes(k: str, heads: str | None) -> list[int]:
-    """Set sizes from --k; no larger than a head list given by hand."""
+def _sizes(k: str | None, heads: str | None) -> list[int]:
+    """Set sizes from --k; if it is not given, the usual ones that a head list given by hand can fill."""
     from mechheads.heads import HeadSet
 
+    if k is None:
+        most = len(HeadSet.parse(heads)) if heads else max(USUAL_SIZES)
+        return sorted({min(size, most) for size in USUAL_SIZES})
     try:
         sizes = [int(x) for x in k.split(",")]
         if min(sizes) < 0:
             raise ValueError(k)
     except ValueError as error:
         raise InvalidInput(f"--k is {k!r}; give whole numbers separated by commas, such as 1,5,10.") from error
-    most = len(HeadSet.parse(heads)) if heads else None
-    return sizes if most is None else sorted({min(x, most) for x in sizes})
+    return sizes
 
 
 def _check_names(control: str, intervention: str, site: str) -> None:
@@ -491,9 +517,19 @@ def verify(model: ModelOption = "smollm2", dtype: DtypeOption = None, as_json: J
         ca = _load(model, dtype)
         checked = ca.model.verification
         assert checked is not None
-        rows = {k: v for k, v in asdict(checked).items() if k != "tolerance"}
+        rows = [
+            ("cached = uncached logits", checked.cache, checked.logit_tolerance),
+            ("heads sum to the attention output", checked.head_sum, checked.tolerance),
+            ("attention rows causal, sum to one", checked.rows, checked.tolerance),
+            ("frozen norm gives the logit", checked.logit, checked.logit_tolerance),
+            ("q . k gives the pattern", checked.qk, checked.logit_tolerance),
+        ]
+        if checked.prefill is not None:
+            rows.append(("fast prefill gives the same logits", checked.prefill, checked.logit_tolerance))
+        table = pd.DataFrame(rows, columns=["identity", "relative error", "allowed"])
+        table["holds"] = ["yes" if error <= allowed else "no" for _, error, allowed in rows]
         say(escape(repr(ca.model)), soft_wrap=True)
-        say(_table(pd.DataFrame({"identity": list(rows), "relative error": list(rows.values())}), "Identities"))
+        say(_table(table, "Identities"))
         if as_json:
             print(json.dumps({"model": ca.model.describe(), **asdict(checked)}))
 

@@ -190,7 +190,8 @@ def _start(model: Model, prompts: Sequence[Sequence[int]], padding: str) -> tupl
     """Pad, prefill, and say which tokens the first step runs."""
     device = model.backend.device
     lengths = [len(p) for p in prompts]
-    split = min(lengths) > 1 and (model.backend.fast_prefill() or padding == "right")
+    fast = model.backend.fast_prefill()
+    split = min(lengths) > 1 and (fast or padding == "right")
     heads = [p[:-1] if split else p for p in prompts]
     width = max(map(len, heads))
     tokens = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -204,7 +205,7 @@ def _start(model: Model, prompts: Sequence[Sequence[int]], padding: str) -> tupl
     if not split:
         batch.cache = model.backend.new_cache(len(prompts))
         return batch, tokens
-    batch.cache = model.backend.prefill(tokens, mask)
+    batch.cache = model.backend.prefill(tokens, mask, fast=fast)
     last = torch.tensor([[p[-1]] for p in prompts], device=device)
     batch.mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
     return batch, last

@@ -287,7 +287,7 @@ def _write_page(
             figure=ablation_curve(sweep, metric="correct"),
             figure_caption="Share of right answers against the number of ablated heads, with 95% intervals.",
             table=accuracy_table(summary),
-            table_caption="Share of right answers, with 95% bootstrap intervals over trials",
+            table_caption="Share of right answers, with 95% intervals over trials and random draws",
         ),
         Section(
             "Caveats",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mechheads.errors import OutputNotWritable
+from mechheads.errors import OutputNotWritable, ResultFileError
 from mechheads.provenance import content_hash
 from mechheads.scores import HeadScores
 
@@ -47,7 +47,10 @@ class Store:
             ResultFileError: If the file is there but damaged; delete it to compute it again.
         """
         file = self.file(key)
-        return HeadScores.load(file) if file.exists() else None
+        try:
+            return HeadScores.load(file) if file.exists() else None
+        except ResultFileError as error:
+            raise ResultFileError(f"{error} It lies in the store: delete it, and it is computed again.") from error
 
     def put_scores(self, key: Mapping[str, Any], scores: HeadScores) -> Path:
         """Store scores under a key."""

@@ -364,3 +364,28 @@ def test_the_module_runs_as_a_program() -> None:
 
     done = subprocess.run([sys.executable, "-m", "mechheads", "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "demo" in done.stdout
+
+
+def test_version(run: Any) -> None:
+    result = run("--version")
+    assert result.exit_code == 0 and result.output.strip() == f"mechheads {__import__('mechheads').__version__}"
+
+
+@pytest.mark.parametrize(
+    ("k", "heads", "sizes"),
+    [(None, None, [1, 2, 5, 10]), (None, "L0H0 L1H1 L2H2", [1, 2, 3]), ("7", "L0H0", [7]), ("1,4", None, [1, 4])],
+)
+def test_set_sizes_are_only_shortened_when_nobody_chose_them(
+    k: str | None, heads: str | None, sizes: list[int]
+) -> None:
+    from mechheads.cli import _sizes
+
+    assert _sizes(k, heads) == sizes
+
+
+def test_verify_says_what_holds(run: Any) -> None:
+    import tiny
+
+    result = run("verify", "--model", tiny.folder("llama"))
+    assert result.exit_code == 0
+    assert result.output.count("yes") == 6 and "allowed" in result.output and "logit_tolerance" not in result.output

@@ -89,8 +89,11 @@ class Backend(Protocol):
         """
         ...
 
-    def prefill(self, tokens: Tensor, mask: Tensor) -> Any:
-        """Cache of the tokens, made without any [query, key] matrix where the back end can."""
+    def prefill(self, tokens: Tensor, mask: Tensor, *, fast: bool | None = None) -> Any:
+        """Cache of the tokens, made without any [query, key] matrix where the back end can.
+
+        ``fast`` is what ``fast_prefill`` said a moment ago; None asks it again.
+        """
         ...
 
     def fast_prefill(self) -> bool:

@@ -147,11 +147,12 @@ class BridgeBackend:
         return self.twin is not None and not self.hooked() and self.twin.in_step()
 
     @torch.no_grad()
-    def prefill(self, tokens: Tensor, mask: Tensor) -> DynamicCache:
+    def prefill(self, tokens: Tensor, mask: Tensor, *, fast: bool | None = None) -> DynamicCache:
         """See ``Backend.prefill``."""
         self._refuse_training_mode()
         cache = self.new_cache(tokens.shape[0])
-        if self.twin is not None and self.fast_prefill():
+        fast = self.fast_prefill() if fast is None else fast
+        if self.twin is not None and fast:
             self.twin.run(tokens, mask, cache)
         else:
             self.run(tokens, mask, cache, last_only=True)

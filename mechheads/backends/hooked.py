@@ -92,7 +92,7 @@ class HookedBackend:
         """There is no twin, so a prompt is prefilled on the model itself, storing nothing."""
         return not self.hooked()
 
-    def prefill(self, tokens: Tensor, mask: Tensor) -> Any:
+    def prefill(self, tokens: Tensor, mask: Tensor, *, fast: bool | None = None) -> Any:
         """See ``Backend.prefill``."""
         cache = self.new_cache(tokens.shape[0])
         self.run(tokens, mask, cache, last_only=True)

@@ -100,7 +100,7 @@ def ablation_curve(
             figure.add_traces(_line(rows, styles[ranking], heads, i, level, legend=ranking not in named))
             named.add(ranking)
     _lay_out(figure, wanted_tasks, curve, label, proportion=proportion)
-    bands = f"bands: {percent(level)} bootstrap intervals over trials"
+    bands = f"bands: {percent(level)} bootstrap intervals over trials and draws"
     if any(styles[r]["control"] for r in named):
         bands += "; bars: lowest to highest random draw"
     figure.update_layout(
