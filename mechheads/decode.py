@@ -186,6 +186,18 @@ def _check_right_padding(model: Model, prompts: Sequence[Sequence[int]]) -> None
         raise InvalidInput("padding='right' needs prompts of at least two tokens; use padding='left'.")
 
 
+def pad(prompts: Sequence[Sequence[int]], side: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts as one ``[batch pos]`` tensor, shorter ones padded on a side, and the mask of their own tokens."""
+    width = max(map(len, prompts))
+    tokens = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for i, prompt in enumerate(prompts):
+        at = slice(width - len(prompt), width) if side == "left" else slice(0, len(prompt))
+        tokens[i, at] = torch.tensor(list(prompt), dtype=torch.long)
+        mask[i, at] = 1
+    return tokens.to(device), mask.to(device)
+
+
 def _start(model: Model, prompts: Sequence[Sequence[int]], padding: str) -> tuple[Batch, Tensor]:
     """Pad, prefill, and say which tokens the first step runs."""
     device = model.backend.device
@@ -193,14 +205,7 @@ def _start(model: Model, prompts: Sequence[Sequence[int]], padding: str) -> tupl
     fast = model.backend.fast_prefill()
     split = min(lengths) > 1 and (fast or padding == "right")
     heads = [p[:-1] if split else p for p in prompts]
-    width = max(map(len, heads))
-    tokens = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros_like(tokens)
-    for i, head in enumerate(heads):
-        at = slice(width - len(head), width) if padding == "left" else slice(0, len(head))
-        tokens[i, at] = torch.tensor(head)
-        mask[i, at] = 1
-    tokens, mask = tokens.to(device), mask.to(device)
+    tokens, mask = pad(heads, padding, device)
     batch = Batch(lengths, list(range(len(prompts))), mask)
     if not split:
         batch.cache = model.backend.new_cache(len(prompts))

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechheads.backends.base import SITES, HookFn
+from mechheads.decode import pad
 from mechheads.errors import HookNeverFired, InvalidInput, UnknownName
 from mechheads.heads import HeadSet
 from mechheads.model import Model
@@ -129,12 +130,7 @@ def mean_activation(
     ordered = sorted((trial.tokens for trial in reference), key=len)
     for start in range(0, len(ordered), batch_size):
         prompts = ordered[start : start + batch_size]
-        width = max(map(len, prompts))
-        tokens = torch.zeros(len(prompts), width, dtype=torch.long, device=model.backend.device)
-        mask = torch.zeros_like(tokens)
-        for i, p in enumerate(prompts):
-            tokens[i, width - len(p) :] = torch.tensor(p)
-            mask[i, width - len(p) :] = 1
+        tokens, mask = pad(prompts, "left", model.backend.device)
 
         def add(layer: int, mask: Tensor = mask) -> HookFn:
             def hook(t: Tensor) -> None:
@@ -144,7 +140,7 @@ def mean_activation(
             return hook
 
         pairs = [(f"blocks.{layer}.{SITES[site]}", add(layer)) for layer in range(spec.n_layers)]
-        with model.hooks(pairs):
+        with model.lock, model.hooks(pairs):
             model.backend.run(tokens, mask, None, last_only=True)
         count += int(mask.sum())
     return (total / count).float()

@@ -402,3 +402,16 @@ def test_threads_take_turns(llama: mh.Model) -> None:
         jobs = [pool.submit(ablated if i % 2 else lambda: generate(llama, asked, max_new_tokens=4)) for i in range(12)]
         for i, job in enumerate(jobs):
             assert job.result() == (alone if i % 2 else clean)
+
+
+def test_a_mean_waits_for_whoever_holds_the_model(llama: mh.Model) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import TimeoutError as StillWaiting
+
+    with ThreadPoolExecutor(1) as pool:
+        with llama.lock:
+            job = pool.submit(mean_activation, llama, "z", reference_trials())
+            with pytest.raises(StillWaiting):
+                job.result(timeout=0.5)
+            assert not llama.backend.hooked()
+        assert torch.equal(job.result(), mean_activation(llama, "z", reference_trials()))

@@ -271,7 +271,9 @@ class BridgeBackend:
             "score_scale": [self.score_scale(layer) for layer in layers],
             "window": [self.window(layer) for layer in layers],
             "buffers": {name: content_hash(b.float().cpu().flatten().tolist()) for name, b in self._buffers()},
-            "eps": sorted({v for m in self.bridge.modules() for k, v in vars(m).items() if "eps" in k and _number(v)}),
+            "eps": sorted(
+                {v for m in self.bridge.modules() for k, v in vars(m).items() if "eps" in k and isinstance(v, float)}
+            ),
         }
 
     def _buffers(self) -> list[tuple[str, Tensor]]:
@@ -296,10 +298,6 @@ class BridgeBackend:
         eos = getattr(generation, "eos_token_id", None)
         found += list(eos) if isinstance(eos, (list, tuple)) else [eos]
         return frozenset(int(t) for t in found if t is not None and 0 <= t < self.shape.d_vocab)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, float)
 
 
 def _norm(module: Any) -> Norm:
