@@ -14,7 +14,7 @@ from mechheads.interventions import Intervention, apply
 from mechheads.methods.registry import get_method, method_names
 from mechheads.model import Model, load
 from mechheads.provenance import package_versions
-from mechheads.runner import RunOptions, check_options, score_trials
+from mechheads.runner import RunOptions, check_options, resolved_options, score_trials
 from mechheads.scores import HeadScores, SweepResult
 from mechheads.store import Store
 from mechheads.sweep import RandomHeads, run_sweep
@@ -94,17 +94,19 @@ class CircuitAnalysis:
     ) -> dict[str, dict[str, Any]]:
         """What each result is a result of: everything that could change its numbers, except pooling."""
         model = self.model.describe()
-        return {
-            name: {
-                "format": 2,
+        options = resolved_options(self.model, names, own, run)
+        keys = {}
+        for name in names:
+            method = get_method(name)
+            keys[name] = {
+                "format": 3,
                 "versions": package_versions(),
                 "method": name,
                 "model": model,
-                "options": {**get_method(name).resolve(own), **run.record()},
-                "trials": trials.hash,
+                "options": options[name],
+                "trials": trials.hash if method.reads_trials else None,
             }
-            for name in names
-        }
+        return keys
 
     def sweep(
         self,
@@ -186,7 +188,7 @@ def _companions(names: Sequence[str], trials: TrialSet) -> list[str]:
 
     Only beside a built-in method, and only those that every trial has the spans for.
     """
-    if not all(get_method(name).builtin for name in names):
+    if not all(get_method(name).builtin for name in names) or not any(get_method(name).gated for name in names):
         return []
     needs = {need for name in names for need in get_method(name).needs}
     return [
@@ -194,6 +196,8 @@ def _companions(names: Sequence[str], trials: TrialSet) -> list[str]:
         for name in method_names()
         if name not in names
         and get_method(name).builtin
+        and get_method(name).kind == "capture"
+        and not callable(get_method(name).rows)
         and set(get_method(name).needs) <= needs
         and all(set(get_method(name).spans) <= set(t.spans) for t in trials)
     ]

@@ -1,157 +1,60 @@
-"""Capture: one pass over a batch of trials becomes per-layer activations at the answer's query rows."""
+"""Capture: one pass over a batch of trials becomes per-layer activations at the query rows that methods read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
+from mechheads.acts import UNEMBEDS, LayerActs
 from mechheads.backends.base import SITES, HookFn
-from mechheads.decode import Batch, Decoded, Observer, greedy
-from mechheads.errors import InvalidInput, ModelRefused, UnknownName
-from mechheads.kernels import norm_direction, phi
+from mechheads.decode import Batch, Decoded, Observer, greedy, pad
+from mechheads.errors import InvalidInput, UnknownName
 from mechheads.model import Model
 from mechheads.text import char_offsets, find_answer_tokens, rouge1_recall
 from mechheads.trials import Trial
 
+__all__ = ["NEEDS", "UNEMBEDS", "LayerActs", "TrialCapture", "answer_tokens", "capture"]
+
 NEEDS = ("q", "k", "v", "z", "pattern")
-UNEMBEDS = ("raw", "normed", "centered")
+# Where the query rows stand in each hooked tensor of one trial, the batch axis taken off.
+_ROW_AXIS = {"q": 1, "z": 0, "pattern": 1, "final_scale": 0, "post_scale": 0}
+_Step = dict[tuple[str, int], Tensor]
 
 
-@dataclass(frozen=True)
-class LayerActs:
-    """Activations of one layer on one trial, at some of its query rows.
+@dataclass
+class _Rows:
+    """What was seen of one prompt: tensors by step, and its keys and values by layer."""
 
-    Step t is the query row that predicts generated token t; step 0 is the last prompt token. Key j is token
-    j of the prompt followed by the generated tokens; keys a row cannot see hold 0 in ``pattern``.
-
-    Attributes:
-        model: The model, for its weights.
-        trial: The trial.
-        layer: Layer index.
-        steps: ``[step]`` indices of the generated tokens these rows predict (the answer's, for a method).
-        targets: ``[step]`` the token each row predicted.
-        tokens: ``[key]`` token ids of prompt and answer.
-        visible: ``[step key]`` what each row can see (causal mask and sliding window).
-        q: ``[head step d_head]`` queries as multiplied (after QK-norm and rotation), or None if not captured.
-        k: ``[kv_head key d_head]`` keys as multiplied.
-        v: ``[kv_head key d_head]`` values, bias included.
-        z: ``[head step d_head]`` head outputs before ``W_O``.
-        pattern: ``[head step key]`` attention weights.
-        final_scale: ``[step 1]`` scale of the norm before the unembedding.
-        post_scale: ``[step 1]`` scale of the post-attention norm, or None where there is none.
-    """
-
-    model: Model
-    trial: Trial
-    layer: int
-    steps: Int[Tensor, " step"]
-    targets: Int[Tensor, " step"]
-    tokens: Int[Tensor, " key"]
-    visible: Bool[Tensor, "step key"]
-    q: Float[Tensor, "head step d_head"] | None = None
-    k: Float[Tensor, "kv_head key d_head"] | None = None
-    v: Float[Tensor, "kv_head key d_head"] | None = None
-    z: Float[Tensor, "head step d_head"] | None = None
-    pattern: Float[Tensor, "head step key"] | None = None
-    final_scale: Float[Tensor, "step 1"] | None = None
-    post_scale: Float[Tensor, "step 1"] | None = None
-
-    def mask(self, span: str) -> Bool[Tensor, " key"]:
-        """True at the keys of a named span of the trial.
-
-        Raises:
-            UnknownName: If the trial has no such span.
-        """
-        out = torch.zeros(len(self.tokens), dtype=torch.bool, device=self.tokens.device)
-        out[list(self.trial.positions(span))] = True
-        return out
-
-    def need(self, name: str) -> Tensor:
-        """A captured tensor, or an error that says how to get it."""
-        value = getattr(self, name)
-        if value is None:
-            raise InvalidInput(f"{name!r} was not captured; register the method with needs=({name!r}, ...).")
-        return value
-
-    @property
-    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """Output projection of this layer."""
-        return self.model.W_O(self.layer)
-
-    def direction(self, unembed: str = "raw") -> Float[Tensor, "step d_model"]:
-        """The residual-stream direction that raises each row's predicted token, as read at this layer.
-
-        Args:
-            unembed: ``"raw"``: the row of ``W_U`` as it is. ``"centered"``: less the mean row. ``"normed"``: pulled
-                back through the final norm and this layer's post-attention norm, their scales frozen at this row,
-                so that ``z @ W_O . direction`` is an exact share of the logit (before its soft-cap).
-
-        Raises:
-            UnknownName: For another ``unembed``.
-            ModelRefused: For ``"normed"`` on a model whose logit does not decompose (see ``model.verify()``).
-        """
-        if unembed not in UNEMBEDS:
-            raise UnknownName("unembed", unembed, UNEMBEDS)
-        W_U = self.model.W_U
-        rows = W_U[:, self.targets].T.float()
-        if unembed == "centered":
-            return rows - W_U.float().mean(-1)
-        if unembed == "raw":
-            return rows
-        checked = self.model.verification
-        if checked is not None and not checked.normed_exact:
-            raise ModelRefused(
-                f"unembed='normed' would not be an exact share of the logit on {self.model.spec.name!r}: the frozen "
-                f"final norm reproduces the logit only to {checked.logit:.1e}. Use 'raw' or 'centered'."
-            )
-        norm = self.model.final_norm
-        rows = norm_direction(rows, norm.weight, self.need("final_scale"), centers=norm.centers)
-        post = self.model.backend.post_norm(self.layer)
-        if post is not None:
-            rows = norm_direction(rows, post[0].weight, self.need("post_scale"), centers=post[0].centers)
-        return rows
-
-    def phi(self, unembed: str = "raw") -> Float[Tensor, "head step key"]:
-        """Contribution of each source token through each head to the predicted token (``kernels.phi``)."""
-        return phi(self.need("pattern"), self.need("v"), self.W_O, self.direction(unembed))
-
-    def at(self, steps: Sequence[int]) -> LayerActs:
-        """The same layer at some of these rows (indices into this object's step axis)."""
-        index = torch.as_tensor(list(steps), dtype=torch.long, device=self.tokens.device)
-
-        def rows(t: Tensor | None, axis: int) -> Tensor | None:
-            return None if t is None else t.index_select(axis, index)
-
-        return replace(
-            self,
-            steps=self.steps[index],
-            targets=self.targets[index],
-            visible=self.visible[index],
-            q=rows(self.q, 1),
-            z=rows(self.z, 1),
-            pattern=rows(self.pattern, 1),
-            final_scale=rows(self.final_scale, 0),
-            post_scale=rows(self.post_scale, 0),
-        )
+    steps: list[_Step] = field(default_factory=list)
+    kv: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
 class _Collector(Observer):
     """Receives hooked tensors step by step and cuts them back to each trial's own positions."""
 
-    def __init__(self, model: Model, needs: frozenset[str], n: int):
-        self.model, self.needs = model, needs
-        self.fresh: dict[tuple[str, int], Tensor] = {}
-        self.rows: list[list[dict[tuple[str, int], Tensor]]] = [[] for _ in range(n)]
-        self.kv: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(n)]
+    def __init__(
+        self,
+        model: Model,
+        needs: frozenset[str],
+        prompts: Sequence[Sequence[int]],
+        *,
+        tail: int = 1,
+        nulls: Sequence[Sequence[int] | None] = (),
+    ):
+        self.model, self.needs, self.tail = model, needs, tail
+        self.prompts, self.nulls = prompts, nulls
+        self.fresh: _Step = {}
+        self.rows = [_Rows() for _ in prompts]
+        self.null_rows = [_Rows() for _ in nulls]
         self.whole_keys: dict[int, Tensor] = {}
 
     def hooks(self) -> list[tuple[str, HookFn]]:
-        """Hooks for what is needed; each keeps the last query row only."""
+        """Hooks for what is needed; each keeps the last query rows only."""
         pairs: list[tuple[str, HookFn]] = [("ln_final.hook_scale", self._keep("final_scale", -1, 1))]
         for layer in range(self.model.spec.n_layers):
             at = f"blocks.{layer}."
@@ -168,71 +71,120 @@ class _Collector(Observer):
 
     def _keep(self, name: str, layer: int, axis: int) -> HookFn:
         def hook(t: Tensor) -> None:
-            self.fresh[name, layer] = t.detach().narrow(axis, t.shape[axis] - 1, 1).clone()
+            n = min(self.tail, t.shape[axis])
+            self.fresh[name, layer] = t.detach().narrow(axis, t.shape[axis] - n, n).clone()
 
         return hook
 
     def _keep_qk(self, layer: int):
         def keep(name: str, t: Tensor) -> None:
             if name == "q":
-                self.fresh[name, layer] = t.detach()[..., -1:, :].clone()
+                self.fresh[name, layer] = t.detach()[..., -self.tail :, :].clone()
             else:
                 self.whole_keys[layer] = t.detach()
 
         return keep
 
+    def on_prefill(self, batch: Batch, cached: int | None) -> None:
+        """Run the null variants on a copy of the prefix they share with their trials."""
+        ends: dict[int | None, list[int]] = {}
+        for i, null in enumerate(self.nulls):
+            if null is not None:  # one length a run, so that no padding stands between prefix and ending
+                ends.setdefault(self._ending(i, null, cached), []).append(i)
+        model, backend = self.model, self.model.backend
+        for length, rows in ends.items():
+            nulls = [list(self.nulls[i] or ()) for i in rows]
+            if length is None or cached is None:
+                tokens, mask = pad(nulls, "left", backend.device)
+                cache = backend.new_cache(len(rows))
+            else:
+                index = torch.tensor(rows, device=backend.device)
+                cache = backend.select_rows(backend.copy_cache(batch.cache), index)
+                tokens = torch.tensor([n[-length:] for n in nulls], device=backend.device)
+                mask = torch.cat([batch.mask[index][:, :-cached], torch.ones_like(tokens)], dim=1)
+            own = Batch([len(n) for n in nulls], list(rows), mask, cache)
+            with model.hooks(self.hooks()):
+                backend.run(tokens, mask, cache, last_only=True)
+            self._file(own, self.null_rows, own.lengths)
+            for j in range(len(rows)):
+                self._file_kv(j, own, self.null_rows)
+
+    def _ending(self, i: int, null: Sequence[int], cached: int | None) -> int | None:
+        """Tokens of a null prompt after what is cached of its trial; None if it does not go on from there."""
+        prefix = len(self.prompts[i]) - (cached or 0)
+        if cached is None or len(null) <= prefix or list(null[:prefix]) != list(self.prompts[i][:prefix]):
+            return None
+        return len(null) - prefix
+
     def on_step(self, batch: Batch) -> None:
         """File one step's tensors under their trials."""
+        first = not self.rows[batch.rows[0]].steps
+        self._file(batch, self.rows, batch.lengths if first else [1] * len(batch.lengths))
+
+    def _file(self, batch: Batch, into: list[_Rows], lengths: Sequence[int]) -> None:
+        """Cut what the hooks saw back to each trial's own rows and keys; at most ``lengths`` rows are a trial's own."""
         for i, row in enumerate(batch.rows):
             own = batch.positions(i)
-            self.rows[row].append(
-                {
-                    (name, layer): t[i][..., own] if name == "pattern" else t[i]
-                    for (name, layer), t in self.fresh.items()
-                }
-            )
+            length = lengths[row] if into is self.rows else lengths[i]
+            step: _Step = {}
+            for (name, layer), t in self.fresh.items():
+                axis = _ROW_AXIS[name]
+                one = t[i]
+                n = min(length, one.shape[axis])
+                one = one.narrow(axis, one.shape[axis] - n, n)
+                step[name, layer] = one[..., own] if name == "pattern" else one
+            into[row].steps.append(step)
         self.fresh.clear()
 
     def on_end(self, i: int, batch: Batch) -> None:
         """Copy a finished trial's keys and values out of the cache."""
+        self._file_kv(i, batch, self.rows)
+
+    def _file_kv(self, i: int, batch: Batch, into: list[_Rows]) -> None:
         if not self.needs & {"k", "v"}:
             return
         own = batch.positions(i)
         for layer in range(self.model.spec.n_layers):
             k, v = self.model.backend.cached_kv(batch.cache, layer)
             k = self.whole_keys.get(layer, k)
-            self.kv[batch.rows[i]].append((k[i][:, own], v[i][:, own]))
+            into[batch.rows[i]].kv.append((k[i][:, own], v[i][:, own]))
 
-    def layer(self, trial: Trial, row: int, layer: int, decoded: Decoded) -> LayerActs:
-        """Put one trial's layer together."""
+    def acts(self, trial: Trial, rows: _Rows, layer: int, decoded: Decoded) -> LayerActs:
+        """Put one trial's layer together, at every row that was seen."""
         device = self.model.backend.device
-        steps = len(decoded.tokens)
-        n_keys = len(trial.tokens) + steps
-        rows = self.rows[row][:steps]
-        stack = {name: [r[name, layer] for r in rows] for name in ("q", "z", "pattern") if name in self.needs}
-        k, v = self.kv[row][layer] if self.kv[row] else (None, None)
-        post = [r["post_scale", layer] for r in rows if ("post_scale", layer) in r]
+        n_prompt = len(trial.tokens)
+        tokens = [*trial.tokens, *decoded.tokens]
+        n_keys = len(tokens)
+
+        def joined(name: str) -> Tensor | None:
+            at = -1 if name == "final_scale" else layer
+            seen = [s[name, at] for s in rows.steps if (name, at) in s]
+            if name == "pattern":
+                seen = [_to_width(p, n_keys) for p in seen]
+            return torch.cat(seen, dim=_ROW_AXIS[name]).float() if seen else None
+
+        first, later = rows.steps[0], len(rows.steps) - 1
+        n_first = first["final_scale", -1].shape[0] if ("final_scale", -1) in first else 1
+        steps = torch.arange(1 - n_first, later + 1)
+        after = [*tokens[1:], decoded.stop_token if decoded.stop_token is not None else -1]
+        targets = [after[n_prompt - 1 + t] if n_prompt - 1 + t < len(after) else -1 for t in steps.tolist()]
+        z = joined("z")
+        k, v = rows.kv[layer] if rows.kv else (None, None)
         return LayerActs(
             model=self.model,
             trial=trial,
             layer=layer,
-            steps=torch.arange(steps, device=device),
-            targets=torch.tensor(decoded.tokens, dtype=torch.long, device=device),
-            tokens=torch.tensor([*trial.tokens, *decoded.tokens], device=device),
-            visible=_visible(len(trial.tokens), steps, n_keys, self.model.backend.window(layer)).to(device),
-            q=torch.cat(stack["q"], dim=1).float() if stack.get("q") else None,
+            steps=steps.to(device),
+            targets=torch.tensor(targets, dtype=torch.long, device=device),
+            tokens=torch.tensor(tokens, device=device),
+            visible=_visible(n_prompt, steps, n_keys, self.model.backend.window(layer)).to(device),
+            q=joined("q"),
             k=_pad(k, n_keys) if k is not None and "k" in self.needs else None,
             v=_pad(v, n_keys) if v is not None and "v" in self.needs else None,
-            z=torch.cat([z.transpose(0, 1) for z in stack["z"]], dim=1).float() if stack.get("z") else None,
-            pattern=(
-                torch.cat(
-                    [torch.nn.functional.pad(p, (0, n_keys - p.shape[-1])) for p in stack["pattern"]], dim=1
-                ).float()
-                if stack.get("pattern")
-                else None
-            ),
-            final_scale=torch.cat([r["final_scale", -1] for r in rows]).float() if rows else None,
-            post_scale=torch.cat(post).float() if post else None,
+            z=None if z is None else z.transpose(0, 1),
+            pattern=joined("pattern"),
+            final_scale=joined("final_scale"),
+            post_scale=joined("post_scale"),
         )
 
 
@@ -242,9 +194,14 @@ def _pad(x: Tensor, n_keys: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, 0, 0, n_keys - x.shape[1]))
 
 
-def _visible(n_prompt: int, steps: int, n_keys: int, window: int | None) -> Tensor:
-    """``[step key]``: row t sits at position ``n_prompt - 1 + t``."""
-    query = torch.arange(steps)[:, None] + n_prompt - 1
+def _to_width(pattern: Tensor, n_keys: int) -> Tensor:
+    """Patterns of different steps, brought to one number of keys."""
+    return torch.nn.functional.pad(pattern, (0, n_keys - pattern.shape[-1]))
+
+
+def _visible(n_prompt: int, steps: Tensor, n_keys: int, window: int | None) -> Bool[Tensor, "step key"]:
+    """Row t sits at position ``n_prompt - 1 + t``."""
+    query = steps[:, None] + n_prompt - 1
     key = torch.arange(n_keys)[None, :]
     seen = key <= query
     return seen if window is None else seen & (key > query - window)
@@ -259,6 +216,7 @@ class TrialCapture:
         trial: The trial.
         decoded: The greedy answer.
         text: Its text.
+        null: The trial's null variant, or None.
     """
 
     model: Model
@@ -267,11 +225,22 @@ class TrialCapture:
     text: str
     _collector: _Collector
     _row: int
+    null: Trial | None = None
 
     def layer(self, layer: int) -> LayerActs:
-        """Activations of one layer at every step that predicted a token of the answer."""
+        """Activations of one layer at every step that predicted a token of the greedy answer."""
+        return self.rows(layer).at_steps(range(len(self.decoded.tokens)))
+
+    def rows(self, layer: int) -> LayerActs:
+        """Activations of one layer at every query row that was captured, those of the prompt first."""
         self.model.check_layer(layer)
-        return self._collector.layer(self.trial, self._row, layer, self.decoded)
+        collector = self._collector
+        acts = collector.acts(self.trial, collector.rows[self._row], layer, self.decoded)
+        answer = torch.isin(acts.steps, torch.tensor(self.answer_steps, dtype=torch.long, device=acts.steps.device))
+        null = None
+        if self.null is not None:
+            null = collector.acts(self.null, collector.null_rows[self._row], layer, Decoded())
+        return replace(acts, answer=answer, null=null)
 
     @cached_property
     def answer_steps(self) -> tuple[int, ...]:
@@ -310,11 +279,14 @@ def capture(
     max_new_tokens: int = 50,
     stop_at_newline: bool = True,
     padding: str = "left",
+    tail: int = 1,
+    nulls: Sequence[Trial | None] = (),
+    generate: bool = True,
 ) -> list[TrialCapture]:
     """Run one batch of trials and keep what heads did at each step of the greedy answer.
 
     One prefill a trial (no [query, key] pattern is stored), then one hooked step a token: about the cost of
-    generating the answer.
+    generating the answer. The rows of the last ``tail`` prompt tokens are run in the first of these steps.
 
     Args:
         model: The model.
@@ -323,6 +295,10 @@ def capture(
         max_new_tokens: Longest answer.
         stop_at_newline: End the answer before a line break, as published for LOCOS.
         padding: ``"left"`` or ``"right"``; changes no result.
+        tail: How many prompt rows to keep, counted from the end.
+        nulls: For each trial a variant of it with another ending, or None; where both share what comes before the
+            last ``tail`` tokens, that is run once.
+        generate: False to read the prompts alone.
 
     Raises:
         UnknownName: For an unknown need.
@@ -331,7 +307,18 @@ def capture(
     for name in needs:
         if name not in NEEDS:
             raise UnknownName("capture", name, NEEDS)
-    collector = _Collector(model, frozenset(needs), len(trials))
+    if nulls and len(nulls) != len(trials):
+        raise InvalidInput(f"there are {len(nulls)} null variants for {len(trials)} trials; give one each, or None.")
+    for null in nulls:
+        if null is not None:
+            model.check_tokens(null.tokens, what=f"the null variant of trial {null.id!r}")
+    collector = _Collector(
+        model,
+        frozenset(needs),
+        [t.tokens for t in trials],
+        tail=tail,
+        nulls=[None if n is None else n.tokens for n in nulls],
+    )
     answers = greedy(
         model,
         [t.tokens for t in trials],
@@ -339,8 +326,18 @@ def capture(
         stop_at_newline=stop_at_newline,
         padding=padding,
         observer=collector,
+        tail=tail,
+        generate=generate,
     )
     return [
-        TrialCapture(model, trial, answer, model.decode(answer.tokens), collector, i)
+        TrialCapture(
+            model,
+            trial,
+            answer,
+            model.decode(answer.tokens) if answer.tokens else "",
+            collector,
+            i,
+            nulls[i] if nulls else None,
+        )
         for i, (trial, answer) in enumerate(zip(trials, answers, strict=True))
     ]

@@ -44,6 +44,12 @@ class Observer:
         """Hooks by TransformerLens name, installed after the prefill."""
         return []
 
+    def on_prefill(self, batch: Batch, cached: int | None) -> None:
+        """Called before the first step; ``cached`` is how many last tokens of each prompt are not in the cache yet.
+
+        None if the cache is empty and the first step runs whole prompts.
+        """
+
     def on_step(self, batch: Batch) -> None:
         """Called after each step, while what the hooks saw is fresh."""
 
@@ -59,13 +65,15 @@ class Decoded:
         tokens: New tokens, the stop token left out.
         logprobs: Natural-log probability of each under the model (nats).
         steps: Query rows run: one for each new token, and one more for the stop token if one came.
-        stopped: Why it ended: ``"stop token"``, ``"newline"`` or ``"length"``.
+        stopped: Why it ended: ``"stop token"``, ``"newline"``, ``"length"`` or ``"not generated"``.
+        stop_token: The token that ended it, left out of ``tokens``; None if the length did.
     """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     steps: int = 0
     stopped: str = "length"
+    stop_token: int | None = None
 
 
 @torch.no_grad()
@@ -77,12 +85,15 @@ def greedy(
     stop_at_newline: bool = False,
     padding: str = "left",
     observer: Observer | None = None,
+    tail: int = 1,
+    generate: bool = True,
 ) -> list[Decoded]:
     """Decode a batch of prompts greedily.
 
-    The prompt up to its last token is prefilled without storing any pattern (on the twin where it is in step
-    with the hooked model); from the last token on, every step runs on the hooked model, so hooks see one
-    query row a step. With hooks already on the model the whole prompt runs through them.
+    The prompt up to its last ``tail`` tokens is prefilled without storing any pattern (on the twin where it is in step
+    with the hooked model); from there on, every step runs on the hooked model, so hooks see ``tail`` query rows in
+    the first step and one in each after it. With hooks already on the model, or a prompt not longer than the tail,
+    whole prompts run through them.
 
     Args:
         model: The model.
@@ -91,14 +102,17 @@ def greedy(
         stop_at_newline: End before a token whose text contains a line break.
         padding: Side on which shorter prompts are padded; changes no result.
         observer: Watches the steps (capture).
+        tail: Tokens at the end of each prompt whose query rows the observer wants.
+        generate: False to run the prompts alone, without an answer.
 
     Raises:
         InvalidInput: If a prompt is empty, out of vocabulary, or longer than the model's context.
     """
-    _check(model, prompts, max_new_tokens, padding)
+    _check(model, prompts, max_new_tokens, padding, tail)
     observer = observer or Observer()
     with model.lock:
-        batch, pending = _start(model, prompts, padding)
+        batch, pending, cached = _start(model, prompts, padding, tail)
+        observer.on_prefill(batch, cached)
     out = [Decoded() for _ in prompts]
     # Each row has its own end of context, or a long neighbour would cut a short prompt's answer.
     limits = [min(max_new_tokens, model.spec.n_ctx - length + 1) for length in batch.lengths]
@@ -106,6 +120,11 @@ def greedy(
         while True:
             logits = model.backend.run(pending, batch.mask, batch.cache, last_only=True)[:, -1].float()
             observer.on_step(batch)
+            if not generate:
+                for i, row in enumerate(batch.rows):
+                    out[row] = Decoded(steps=1, stopped="not generated")
+                    observer.on_end(i, batch)
+                break
             best = logits.argmax(-1)
             logprobs = logits.log_softmax(-1).gather(-1, best[:, None]).squeeze(-1)
             alive = _take(model, out, batch.rows, best.tolist(), logprobs.tolist(), limits, stop_at_newline)
@@ -139,9 +158,9 @@ def _take(model: Model, out: list[Decoded], rows: list[int], best: list[int], lo
         done = out[row]
         done.steps += 1
         if token in model.stop_tokens:
-            done.stopped = "stop token"
+            done.stopped, done.stop_token = "stop token", token
         elif stop_at_newline and model.is_newline(token):
-            done.stopped = "newline"
+            done.stopped, done.stop_token = "newline", token
         else:
             done.tokens.append(token)
             done.logprobs.append(logprob)
@@ -150,7 +169,7 @@ def _take(model: Model, out: list[Decoded], rows: list[int], best: list[int], lo
     return alive
 
 
-def _check(model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int, padding: str) -> None:
+def _check(model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int, padding: str, tail: int) -> None:
     """Refuse prompts the model cannot run as asked."""
     if padding not in PADDINGS:
         raise UnknownName("padding side", padding, PADDINGS)
@@ -171,10 +190,10 @@ def _check(model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int, 
                 f"prompt {i} holds token ids outside 0 to {model.spec.d_vocab - 1}; it was made for another model."
             )
     if padding == "right":
-        _check_right_padding(model, prompts)
+        _check_right_padding(model, prompts, tail)
 
 
-def _check_right_padding(model: Model, prompts: Sequence[Sequence[int]]) -> None:
+def _check_right_padding(model: Model, prompts: Sequence[Sequence[int]], tail: int) -> None:
     """A gap of padding between prompt and answer would count as distance in a sliding window."""
     windows = [model.backend.window(layer) for layer in range(model.spec.n_layers)]
     if any(w is not None for w in windows) and len({len(p) for p in prompts}) > 1:
@@ -182,8 +201,9 @@ def _check_right_padding(model: Model, prompts: Sequence[Sequence[int]]) -> None
             f"{model.spec.name!r} has sliding windows, which count padding between prompt and answer as distance; "
             "use padding='left'."
         )
-    if min(map(len, prompts)) < 2 <= max(map(len, prompts)):
-        raise InvalidInput("padding='right' needs prompts of at least two tokens; use padding='left'.")
+    lengths = {len(p) for p in prompts}
+    if min(lengths) <= tail and len(lengths) > 1:
+        raise InvalidInput(f"padding='right' needs prompts of at least {tail + 1} tokens here; use padding='left'.")
 
 
 def pad(prompts: Sequence[Sequence[int]], side: str, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -198,19 +218,19 @@ def pad(prompts: Sequence[Sequence[int]], side: str, device: torch.device) -> tu
     return tokens.to(device), mask.to(device)
 
 
-def _start(model: Model, prompts: Sequence[Sequence[int]], padding: str) -> tuple[Batch, Tensor]:
-    """Pad, prefill, and say which tokens the first step runs."""
+def _start(model: Model, prompts: Sequence[Sequence[int]], padding: str, tail: int) -> tuple[Batch, Tensor, int | None]:
+    """Pad, prefill, and say which tokens the first step runs; None if it runs whole prompts."""
     device = model.backend.device
     lengths = [len(p) for p in prompts]
     fast = model.backend.fast_prefill()
-    split = min(lengths) > 1 and (fast or padding == "right")
-    heads = [p[:-1] if split else p for p in prompts]
+    split = min(lengths) > tail and (fast or padding == "right")
+    heads = [p[:-tail] if split else p for p in prompts]
     tokens, mask = pad(heads, padding, device)
     batch = Batch(lengths, list(range(len(prompts))), mask)
     if not split:
         batch.cache = model.backend.new_cache(len(prompts))
-        return batch, tokens
+        return batch, tokens, None
     batch.cache = model.backend.prefill(tokens, mask, fast=fast)
-    last = torch.tensor([[p[-1]] for p in prompts], device=device)
-    batch.mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-    return batch, last
+    last = torch.tensor([list(p[-tail:]) for p in prompts], device=device)
+    batch.mask = torch.cat([mask, torch.ones_like(last)], dim=1)
+    return batch, last, tail

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mechheads.backends.base import Backend, HookFn, Norm
 from mechheads.errors import InvalidInput, MechheadsError, ModelRefused, UnknownName
+from mechheads.kernels_weights import VocabularyProducts
 from mechheads.provenance import content_hash
 from mechheads.trials import Encoding
 
@@ -76,6 +77,7 @@ class Model:
         verification: What ``verify`` measured last, or None.
         ablations: What the interventions now in force do: kind, site, heads, reference.
         lock: Held while hooks are in force and while the model decodes, so that threads take turns.
+        vocabulary_products: ``W_U W_E`` and the like, kept while the weights stay as they are.
     """
 
     def __init__(self, backend: Backend, *, name: str, revision: str | None = None):
@@ -93,6 +95,7 @@ class Model:
         self.verification: Verification | None = None
         self.ablations: list[dict[str, Any]] = []
         self.lock = threading.RLock()
+        self.vocabulary_products = VocabularyProducts()
         self._newline: dict[int, bool] = {}
 
     def __repr__(self) -> str:
@@ -176,6 +179,91 @@ class Model:
         self.check_layer(layer)
         bias = self.backend.b_O(layer)
         return bias if bias is not None else self.backend.W_O(layer).new_zeros(self.spec.d_model)
+
+    def W_Q(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
+        """Query projection of each head of a layer, before QK-norm and rotation: ``q = x @ W_Q + b_Q``.
+
+        x is the stream after ``input_norm``.
+
+        Raises:
+            InvalidInput: If there is no such layer.
+            ModelRefused: If the architecture keeps no such matrix for each head.
+        """
+        return self._qkv(layer, "W_Q", self.spec.n_heads)
+
+    def W_K(self, layer: int) -> Float[Tensor, "kv_head d_model d_head"]:
+        """Key projection of each key/value head of a layer, not repeated under grouped queries; see ``W_Q``."""
+        return self._qkv(layer, "W_K", self.spec.n_key_value_heads)
+
+    def W_V(self, layer: int) -> Float[Tensor, "kv_head d_model d_head"]:
+        """Value projection of each key/value head of a layer, not repeated under grouped queries; see ``W_Q``."""
+        return self._qkv(layer, "W_V", self.spec.n_key_value_heads)
+
+    def b_Q(self, layer: int) -> Float[Tensor, "head d_head"]:
+        """Query bias of each head; zeros where the architecture has none."""
+        return self._qkv(layer, "b_Q", self.spec.n_heads)
+
+    def b_K(self, layer: int) -> Float[Tensor, "kv_head d_head"]:
+        """Key bias of each key/value head; zeros where the architecture has none."""
+        return self._qkv(layer, "b_K", self.spec.n_key_value_heads)
+
+    def b_V(self, layer: int) -> Float[Tensor, "kv_head d_head"]:
+        """Value bias of each key/value head; zeros where the architecture has none."""
+        return self._qkv(layer, "b_V", self.spec.n_key_value_heads)
+
+    def _qkv(self, layer: int, name: str, heads: int) -> Tensor:
+        """An input projection or its bias, its shape checked."""
+        self.check_layer(layer)
+        found = self.backend.qkv(layer)[name]
+        matrix = name.startswith("W")
+        if found is None and not matrix:
+            return self.backend.W_O(layer).new_zeros(heads, self.spec.d_head)
+        wanted = (heads, self.spec.d_model, self.spec.d_head) if matrix else (heads, self.spec.d_head)
+        if found is None or tuple(found.shape) != wanted:
+            raise ModelRefused(
+                f"{self.spec.architecture}: {name} of layer {layer} is "
+                f"{'absent' if found is None else list(found.shape)}, not {list(wanted)} (one matrix a head); scores "
+                "from weights alone cannot take it apart. Use methods that read activations."
+            )
+        return found
+
+    @property
+    def W_E(self) -> Float[Tensor, "vocab d_model"]:
+        """Embedding: what each token writes into the residual stream, Gemma's scale included, positions left out."""
+        return self.backend.embedding()
+
+    def input_norm(self, layer: int) -> Norm | None:
+        """The norm whose output attention reads; None where attention reads the stream itself (OLMo-2/3).
+
+        Raises:
+            InvalidInput: If there is no such layer.
+            ModelRefused: If the architecture does not say.
+        """
+        self.check_layer(layer)
+        return self.backend.input_norm(layer)
+
+    def post_norm(self, layer: int) -> Norm | None:
+        """The norm between a layer's attention output and the residual stream, or None where there is none."""
+        self.check_layer(layer)
+        found = self.backend.post_norm(layer)
+        return None if found is None else found[0]
+
+    def qk_norm(self, layer: int) -> tuple[Norm, Norm] | None:
+        """The norms on a layer's queries and keys (Qwen3, Gemma-3, OLMo-2/3), or None where there are none.
+
+        Their weights are ``[head d_head]`` and ``[kv_head d_head]`` (the same for all heads, except in OLMo).
+        """
+        self.check_layer(layer)
+        found = self.backend.qk_norm(layer)
+        if found is None:
+            return None
+        q, k = (
+            replace(
+                norm, weight=None if norm.weight is None else norm.weight.reshape(-1, self.spec.d_head).expand(n, -1)
+            )
+            for norm, n in zip(found, (self.spec.n_heads, self.spec.n_key_value_heads), strict=True)
+        )
+        return q, k
 
     @property
     def W_U(self) -> Float[Tensor, "d_model vocab"]:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mechheads.capture import TrialCapture, capture
 from mechheads.errors import InvalidInput, MechheadsError, UnknownName
-from mechheads.heads import HeadSet
+from mechheads.lens import TunedLens
+from mechheads.lens_files import load_lens
 from mechheads.methods.registry import Method, get_method
 from mechheads.model import Model
 from mechheads.progress import progress_bar
-from mechheads.provenance import collect, content_hash
+from mechheads.provenance import canonical_json, content_hash
 from mechheads.scores import POOLINGS, HeadScores
-from mechheads.text import contains_answer, exact_match
+from mechheads.tables import Job, ScoringError, Table, add_layer, by_layer, call, select, undefine_silenced
+from mechheads.text import contains_answer, denies_answer, exact_match
 from mechheads.trials import Trial, TrialSet
 
 
@@ -31,6 +33,8 @@ class RunOptions:
         pooling: ``"step"`` or ``"trial"``; see ``HeadScores``.
         rouge_threshold: A trial is kept if ROUGE-1 recall of the answer is above this (0 to 1); None keeps every
             trial whose output holds the answer's tokens.
+        reject_denials: Drop a trial whose output only denies the answer ("It is not Yuki"); the published gate
+            keeps it.
         max_new_tokens: Longest answer, tokens.
         stop_at_newline: End the answer before a line break.
         batch_size: Trials run together; changes no score beyond rounding.
@@ -39,6 +43,7 @@ class RunOptions:
 
     pooling: str = "step"
     rouge_threshold: float | None = 0.5
+    reject_denials: bool = True
     max_new_tokens: int = 50
     stop_at_newline: bool = True
     batch_size: int = 8
@@ -56,6 +61,7 @@ class RunOptions:
         """What changes the numbers, for provenance and keys."""
         return {
             "rouge_threshold": self.rouge_threshold,
+            "reject_denials": self.reject_denials,
             "max_new_tokens": self.max_new_tokens,
             "stop_at_newline": self.stop_at_newline,
         }
@@ -67,15 +73,6 @@ class MethodFailed(MechheadsError, RuntimeError):
     def __init__(self, message: str, partial: dict[str, HeadScores]):
         super().__init__(message)
         self.partial = partial
-
-
-@dataclass
-class _Table:
-    """Rows of one method as they come in."""
-
-    method: Method
-    options: dict[str, Any]
-    rows: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
 
 def score_trials(
@@ -91,7 +88,8 @@ def score_trials(
 
     A trial with a gold answer is kept if its greedy answer passes the ROUGE gate and holds the answer's tokens;
     methods see the steps that generated them. A trial without an answer is kept if the model said anything, and
-    methods see every step.
+    methods see every step. Methods that read the prompt alone keep every trial; those that read no trial at all
+    (weights, random tokens) have trials of their own.
 
     Under an intervention at ``z`` the ablated heads are undefined (NaN) for methods that do not read ``z``.
 
@@ -103,7 +101,8 @@ def score_trials(
         methods: Names of registered methods.
         trials: The trials.
         run: How to run them.
-        options: Options of the methods; each method takes those it knows.
+        options: Options of the methods; each method takes those it knows. A method's own name as a key holds a
+            dict of options for it alone.
         progress: Show a bar (None: only on a terminal).
 
     Raises:
@@ -111,52 +110,233 @@ def score_trials(
         MethodFailed: If a method raises. This error, like any of mechheads' own in the middle of a run, keeps what
             was done as ``error.partial``.
     """
-    tables = [_Table(m, m.resolve(options)) for m in check_options(methods, options)]
-    _check_trials(model, trials, [t.method for t in tables])
-    needs = sorted({need for t in tables for need in t.method.needs})
+    jobs = [Job(m.name, m, live(model, given)) for m, given in zip(*_resolved(methods, options, run), strict=True)]
+    return score_jobs(model, jobs, trials, run=run, progress=progress)
+
+
+def score_jobs(
+    model: Model, jobs: Sequence[Job], trials: TrialSet, *, run: RunOptions, progress: bool | None = None
+) -> dict[str, HeadScores]:
+    """As ``score_trials``, for jobs: the same method may stand there several times with other options.
+
+    Returns:
+        Results by label.
+    """
+    described = model.describe()
+    reading = [j for j in jobs if j.method.reads_trials]
+    if reading:
+        _check_trials(model, trials, [j.method for j in reading])
+    out: dict[str, HeadScores] = {}
+    groups: list[tuple[TrialSet, list[Job]]] = [(trials, group) for group in _one_null_each(reading)]
+    groups = [*_own_prompts(model, jobs), *groups]
+    try:
+        for job in jobs:
+            if job.method.kind == "weights":
+                out[job.label] = _score_weights(model, job, described, run)
+        for some, group in groups:
+            out |= _score_group(model, group, some, described, run=run, progress=progress)
+    except MechheadsError as error:
+        error.partial = {**out, **error.partial}
+        raise
+    except ScoringError as error:
+        raise MethodFailed(str(error), out) from error.__cause__
+    return {job.label: out[job.label] for job in jobs if job.label in out}
+
+
+def live(model: Model, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as methods take them: a lens by its path becomes the lens, which must fit the model."""
+    lens = options.get("lens")
+    if lens is None:
+        return dict(options)
+    lens = load_lens(lens) if isinstance(lens, (str, Path)) else lens
+    if not isinstance(lens, TunedLens):
+        raise InvalidInput(f"lens is a {type(lens).__name__}; give a TunedLens (mh.load_lens) or the path of one.")
+    lens.check(model)
+    return {**options, "lens": lens}
+
+
+def _own_prompts(model: Model, jobs: Sequence[Job]) -> list[tuple[TrialSet, list[Job]]]:
+    """Jobs that bring prompts of their own; those that bring the same ones together."""
+    found: dict[tuple[int, str], list[Job]] = {}
+    for job in jobs:
+        if job.method.prompts is not None:
+            found.setdefault((id(job.method.prompts), canonical_json(job.record())), []).append(job)
+    groups = []
+    for group in found.values():
+        make = group[0].method.prompts
+        assert make is not None
+        trials = make(model, group[0].options)
+        _check_trials(model, trials, [j.method for j in group])
+        groups.append((trials, group))
+    return groups
+
+
+def _one_null_each(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs in groups that share a capture: at most one kind of null variant in each."""
+    plain = [j for j in jobs if j.method.null is None]
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job.method.null is not None:
+            groups.setdefault(canonical_json([str(id(job.method.null)), job.record()]), []).append(job)
+    first, *rest = list(groups.values()) or [[]]
+    return [g for g in ([*plain, *first], *rest) if g]
+
+
+def _score_weights(model: Model, job: Job, described: Mapping[str, Any], run: RunOptions) -> HeadScores:
+    """Scores that need no run: one trial called ``weights``."""
+    table = Table(job)
+    one = TrialSet([Trial(id="weights", tokens=[0])], name="weights")
+    parts = by_layer(job, model, "the weights", lambda layer: (model, layer))
+    table.add(0, one[0], parts, {"split": None, "reason": None}, 1.0)
+    return table.scores(model, described, one, pooling=run.pooling, complete=True, run={})
+
+
+def _score_group(
+    model: Model,
+    jobs: Sequence[Job],
+    trials: TrialSet,
+    described: Mapping[str, Any],
+    *,
+    run: RunOptions,
+    progress: bool | None,
+) -> dict[str, HeadScores]:
+    """Score the jobs that share a capture, batch by batch."""
+    tables = [Table(job) for job in jobs]
+    done: set[int] = set()
+
+    def results(*, complete: bool) -> dict[str, HeadScores]:
+        if not done:
+            return {}
+        fast = model.backend.twin is not None and model.backend.fast_prefill()
+        prefill = "twin" if fast else "hooked model"
+        for table in tables:
+            table.drop(done)
+        return {
+            t.job.label: t.scores(
+                model, described, trials, pooling=run.pooling, complete=complete, run=run.record(), prefill=prefill
+            )
+            for t in tables
+        }
+
     order = sorted(range(len(trials)), key=lambda i: len(trials[i].tokens))
-    records: dict[int, dict[str, Any]] = {}
-    interrupted = False
     with progress_bar("scoring trials", len(trials), show=progress) as advance:
         for start in range(0, len(order), run.batch_size):
             some = order[start : start + run.batch_size]
             try:
-                captures = capture(
-                    model,
-                    [trials[i] for i in some],
-                    needs=needs,
-                    max_new_tokens=run.max_new_tokens,
-                    stop_at_newline=run.stop_at_newline,
-                    padding=run.padding,
-                )
-                for i, one in zip(some, captures, strict=True):
-                    record, steps = judge(one, run)
-                    _score_one(model, tables, i, one, steps)
-                    records[i] = record
+                for i in _score_batch(model, tables, trials, some, run):
+                    done.add(i)
             except KeyboardInterrupt:
-                if not records:
+                if not done:
                     raise  # nothing to keep, so it is an ordinary Ctrl-C
-                interrupted = True
-                break
+                warnings.warn(
+                    f"interrupted: {len(done)} of {len(trials)} trials are done and kept; the result says so in "
+                    "meta['complete'].",
+                    stacklevel=2,
+                )
+                return results(complete=False)
             except MechheadsError as error:
-                error.partial = _assemble(model, tables, trials, records, run, complete=False) if records else {}
+                error.partial = results(complete=False)
                 raise
-            except _ScoringError as error:
-                # The first trial may be the one that fails; then there is nothing to keep.
-                partial = _assemble(model, tables, trials, records, run, complete=False) if records else {}
-                raise MethodFailed(str(error), partial) from error.__cause__
+            except ScoringError as error:
+                raise MethodFailed(str(error), results(complete=False)) from error.__cause__
             advance(len(some))
-    if interrupted:
-        warnings.warn(
-            f"interrupted: {len(records)} of {len(trials)} trials are done and kept; the result says so in "
-            "meta['complete'].",
-            stacklevel=2,
-        )
-    return _assemble(model, tables, trials, records, run, complete=not interrupted)
+    return results(complete=True)
 
 
-class _ScoringError(Exception):
-    """A method raised; the message names method and trial."""
+def _score_batch(
+    model: Model, tables: Sequence[Table], trials: TrialSet, some: Sequence[int], run: RunOptions
+) -> Iterator[int]:
+    """Capture some trials together and score each; yields the index of each trial that is done."""
+    jobs = [t.job for t in tables]
+    gated = any(j.method.gated for j in jobs)
+    batch = [trials[i] for i in some]
+    makes_null = next((j for j in jobs if j.method.null is not None), None)
+    nulls = [] if makes_null is None else [makes_null.null(model, t) for t in batch]
+    first_rows = [[len(t.tokens) - 1, *(p for j in jobs for p in j.positions(t))] for t in batch]
+    captures = capture(
+        model,
+        batch,
+        needs=sorted({need for j in jobs for need in j.method.needs}),
+        max_new_tokens=run.max_new_tokens,
+        stop_at_newline=run.stop_at_newline,
+        padding=run.padding,
+        tail=max(len(t.tokens) - min(rows) for t, rows in zip(batch, first_rows, strict=True)),
+        nulls=nulls,
+        generate=gated,
+    )
+    for i, one in zip(some, captures, strict=True):
+        _score_one(model, tables, i, one, run, gated=gated)
+        yield i
+
+
+def _score_one(
+    model: Model, tables: Sequence[Table], i: int, one: TrialCapture, run: RunOptions, *, gated: bool
+) -> None:
+    """Run every method on one trial, layer by layer."""
+    trial = one.trial
+    plain = {"split": trial.split, "answer": trial.answer, "prompt_hash": prompt_hash(trial), "reason": None}
+    record, steps = judge(one, run) if gated else (plain, ())
+    views = [_view(t.job, one, steps) for t in tables]
+    shape = (model.spec.n_layers, model.spec.n_heads)
+    found: list[dict[str, np.ndarray]] = [{} for _ in tables]
+    for layer in range(shape[0]) if any(views) else ():
+        acts = one.rows(layer)
+        marks = torch.tensor(steps, dtype=torch.long, device=acts.steps.device)
+        acts = replace(acts, answer=torch.isin(acts.steps, marks))
+        seen: dict[Any, Any] = {}
+        for table, view, parts in zip(tables, views, found, strict=True):
+            if view is not None:
+                if view not in seen:
+                    seen[view] = select(acts, *view)
+                add_layer(table.job, parts, layer, (seen[view], trial), shape, f"trial {trial.id!r}")
+    for table, view, parts in zip(tables, views, found, strict=True):
+        method = table.job.method
+        if method.kind == "causal" and steps:
+            parts = call(table.job, (model, trial), shape, f"trial {trial.id!r}")
+            view = ((), None)
+        if method.kind == "capture" and "z" not in method.needs:
+            undefine_silenced(model, parts)
+        by_step = method.kind == "capture" and method.rows == "answer"
+        weight = float(record["n_answer_steps"]) if by_step else 1.0
+        table.add(i, trial, None if view is None else parts, record if method.gated else plain, weight)
+
+
+def _view(job: Job, one: TrialCapture, steps: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None] | None:
+    """Steps that a method sees of a trial and of its null variant; None if it sees nothing of it."""
+    method = job.method
+    if method.kind != "capture":
+        return None
+    if not callable(method.rows):
+        if not steps:
+            return None
+        return (steps if method.rows == "answer" else tuple(range(one.decoded.steps))), None
+    last = len(one.trial.tokens) - 1
+    wanted = tuple(p - last for p in job.positions(one.trial))
+    if method.null is None or one.null is None:
+        return wanted, None
+    last = len(one.null.tokens) - 1
+    return wanted, tuple(p - last for p in job.positions(one.null))
+
+
+def _resolved(
+    methods: Sequence[str], options: Mapping[str, Any], run: RunOptions
+) -> tuple[list[Method], list[dict[str, Any]]]:
+    """Methods and the options of each: those of the run and the shared ones it knows, then its own."""
+    found = check_options(methods, options)
+    named = {m.name: options[m.name] for m in found if isinstance(options.get(m.name), Mapping)}
+    shared = {**run.record(), **{k: v for k, v in options.items() if k not in named}}
+    return found, [m.resolve({**shared, **named.get(m.name, {})}) for m in found]
+
+
+def resolved_options(
+    model: Model, methods: Sequence[str], options: Mapping[str, Any], run: RunOptions
+) -> dict[str, dict[str, Any]]:
+    """Options of each method as provenance and store keys hold them, by method."""
+    found, given = _resolved(methods, options, run)
+    return {
+        m.name: {**Job(m.name, m, live(model, o)).record(), **(run.record() if m.gated else {})}
+        for m, o in zip(found, given, strict=True)
+    }
 
 
 def check_options(methods: Sequence[str], options: Mapping[str, Any]) -> list[Method]:
@@ -168,8 +348,15 @@ def check_options(methods: Sequence[str], options: Mapping[str, Any]) -> list[Me
     """
     found = [get_method(name) for name in methods]
     known = {k for m in found for k in m.options}
-    for key in options:
-        if key not in known:
+    for key, value in options.items():
+        if isinstance(value, Mapping) and key in methods:
+            strange = [k for k in value if k not in get_method(key).options]
+            if strange:
+                raise InvalidInput(
+                    f"no option {strange[0]!r} for {key}. It has: "
+                    f"{', '.join(sorted(get_method(key).options)) or '(none)'}."
+                )
+        elif key not in known:
             raise InvalidInput(
                 f"no option {key!r} for {', '.join(methods)}. Options of these methods: "
                 f"{', '.join(sorted(known)) or '(none)'}; of every run: {', '.join(RunOptions.__dataclass_fields__)}."
@@ -224,104 +411,9 @@ def judge(one: TrialCapture, run: RunOptions) -> tuple[dict[str, Any], tuple[int
             reason = "the model said nothing"
         elif run.rouge_threshold is not None and one.rouge1_recall <= run.rouge_threshold:
             reason = f"ROUGE-1 recall is not above {run.rouge_threshold}"
+        elif run.reject_denials and denies_answer(said, trial.answer):
+            reason = "the output denies the answer"
         else:
             reason = None if steps else "the answer's tokens are not in the output"
     record |= {"n_answer_steps": len(steps), "answer_steps": list(steps), "reason": reason}
     return record, steps if reason is None else ()
-
-
-def _score_one(model: Model, tables: list[_Table], i: int, one: TrialCapture, steps: tuple[int, ...]) -> None:
-    """Run every method on one trial, layer by layer; NaN for a trial that is not kept."""
-    spec = model.spec
-    empty = np.full((spec.n_layers, spec.n_heads), np.nan, dtype=np.float32)
-    rows: list[dict[str, np.ndarray]] = [{"score": empty.copy()} for _ in tables]
-    for layer in range(spec.n_layers) if steps else ():
-        acts = one.layer(layer).at(steps)
-        for table, row in zip(tables, rows, strict=True):
-            for name, value in _call(table, acts, one.trial, spec.n_heads).items():
-                row.setdefault(name, empty.copy())[layer] = value
-    for table, row in zip(tables, rows, strict=True):
-        if "z" not in table.method.needs:
-            _undefine_silenced(model, row)
-        table.rows[i] = row
-
-
-def _undefine_silenced(model: Model, row: dict[str, np.ndarray]) -> None:
-    """NaN for heads now ablated at z: patterns and values come before z, so they would still seem to write."""
-    for intervention in model.ablations:
-        if intervention["site"] == "z":
-            for head in HeadSet(intervention["heads"]):
-                for values in row.values():
-                    values[head.layer, head.head] = np.nan
-
-
-def _call(table: _Table, acts: Any, trial: Trial, n_heads: int) -> dict[str, np.ndarray]:
-    """One method on one layer, its output checked."""
-    name = table.method.name
-    try:
-        with torch.no_grad():
-            out = table.method.function(acts, trial, **table.options)
-    except MechheadsError:
-        raise
-    except Exception as error:
-        raise _ScoringError(f"method {name!r} failed on trial {trial.id!r}, layer {acts.layer}: {error}") from error
-    out = out if isinstance(out, Mapping) else {"score": out}
-    if "score" not in out:
-        raise InvalidInput(f"method {name!r} returned {sorted(out)}; a dict must have the key 'score'.")
-    for key, value in out.items():
-        if not isinstance(value, Tensor) or tuple(value.shape) != (n_heads,):
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise InvalidInput(
-                f"method {name!r} returned {shape} for {key!r}; expected a tensor of shape ({n_heads},)."
-            )
-        if torch.isinf(value).any():
-            raise InvalidInput(
-                f"method {name!r} returned an infinite {key!r} on trial {trial.id!r}; use NaN for undefined."
-            )
-    return {key: value.detach().float().cpu().numpy() for key, value in out.items()}
-
-
-def _assemble(
-    model: Model,
-    tables: list[_Table],
-    trials: TrialSet,
-    records: Mapping[int, Mapping[str, Any]],
-    run: RunOptions,
-    *,
-    complete: bool,
-) -> dict[str, HeadScores]:
-    """HeadScores of the trials that are done, in the order of the trial set."""
-    done = sorted(records)
-    spec = model.spec
-    described = model.describe()
-    out = {}
-    for table in tables:
-        parts = sorted({name for i in done for name in table.rows[i]} - {"score"})
-        empty = np.full((spec.n_layers, spec.n_heads), np.nan, dtype=np.float32)
-        meta = collect(
-            described,
-            table.method.name,
-            {**table.options, **run.record()},
-            trials.name,
-            trials.hash,
-            trials.options,
-            seed=trials.options.get("seed"),
-            complete=complete,
-            n_trials_asked=len(trials),
-            prefill="twin" if model.backend.twin is not None and model.backend.fast_prefill() else "hooked model",
-            ablated=model.backend.hooked(),
-            interventions=list(model.ablations),
-        )
-        out[table.method.name] = HeadScores(
-            method=table.method.name,
-            values=np.stack([table.rows[i]["score"] for i in done]),
-            kept=np.array([records[i]["reason"] is None for i in done]),
-            weights=np.array([float(records[i]["n_answer_steps"]) for i in done]),
-            trial_ids=tuple(trials[i].id for i in done),
-            unit=table.method.unit_for(table.options),
-            pooling=run.pooling,
-            parts={p: np.stack([table.rows[i].get(p, empty) for i in done]) for p in parts},
-            records=tuple(records[i] for i in done),
-            meta=meta,
-        )
-    return out

@@ -136,6 +136,38 @@ def contains_answer(prediction: str, gold: str) -> bool:
     return re.search(before + run + after, folded) is not None
 
 
+# A denial just before the answer, with at most two words between ("is not Yuki", "wasn't the city of Rome").
+_DENIAL = re.compile(r"(?:\b(?:not|never|neither|nor|cannot)|n['\u2019]t)(?:\s+[^\W\d_]+){0,2}\s+[\"'\u201c\u2018(]?$")
+_DENIAL_BEFORE_CJK = re.compile(
+    "(?:\u4e0d\u662f|\u5e76\u975e|\u5e76\u4e0d\u662f|\u7edd\u975e|\u4e26\u975e)[\u300c\u201c]?$"
+)
+_DENIAL_AFTER_CJK = re.compile(
+    "^[\u300d\u201d]?(?:\u3067\u306f|\u3058\u3083)(?:\u306a\u3044|\u306a\u304f|\u3042\u308a\u307e\u305b\u3093)"
+)
+
+
+def denies_answer(prediction: str, gold: str) -> bool:
+    """Whether every place where the gold answer stands in the prediction denies it.
+
+    ``"It is not Yuki, it is Katie"`` denies Yuki; ``"It is not Katie, it is Yuki"`` does not. Looked for just before
+    the answer in the same clause (not, n't, never, neither, nor, cannot; in Chinese), and after it in Japanese;
+    other ways of saying no are not seen.
+
+    Raises:
+        InvalidInput: If the gold answer is empty.
+    """
+    if not gold.strip():
+        raise InvalidInput(f"the gold answer is {gold!r}; give the text that was to be found.")
+    said = unicodedata.normalize("NFKC", prediction).casefold()
+    wanted = r"\s+".join(map(re.escape, unicodedata.normalize("NFKC", gold).casefold().split()))
+    places = list(re.finditer(wanted, said))
+    return bool(places) and all(_denied(said[: m.start()], said[m.end() :]) for m in places)
+
+
+def _denied(before: str, after: str) -> bool:
+    return bool(_DENIAL.search(before) or _DENIAL_BEFORE_CJK.search(before) or _DENIAL_AFTER_CJK.search(after))
+
+
 def _border(edge: str, word: str, number: str) -> str:
     """What must hold beside the outermost character of an answer."""
     if _CJK.match(edge) or re.match(r"\W", edge):

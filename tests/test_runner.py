@@ -282,7 +282,8 @@ def test_provenance_is_complete(llama: mh.Model, trials: mh.TrialSet, locos: mh.
     assert "revision" in meta["model"]
     assert meta["method"] == "locos"
     assert meta["options"] == {
-        "unembed": "raw", "rouge_threshold": 0.5, "max_new_tokens": 50, "stop_at_newline": True
+        "unembed": "raw", "lens": None, "rouge_threshold": 0.5, "reject_denials": True, "max_new_tokens": 50,
+        "stop_at_newline": True,
     }  # fmt: skip
     assert meta["trials"] == {"name": "tiny", "hash": trials.hash, "options": {"seed": 1}}
     assert meta["seed"] == 1 and meta["complete"] is True and meta["n_trials_asked"] == 6
@@ -349,7 +350,9 @@ def test_no_trials(ca: mh.CircuitAnalysis) -> None:
 
 def test_options_that_change_numbers_are_recorded() -> None:
     changed = RunOptions(rouge_threshold=0.7, max_new_tokens=9, stop_at_newline=False, batch_size=3, pooling="trial")
-    assert changed.record() == {"rouge_threshold": 0.7, "max_new_tokens": 9, "stop_at_newline": False}
+    assert changed.record() == {
+        "rouge_threshold": 0.7, "reject_denials": True, "max_new_tokens": 9, "stop_at_newline": False
+    }  # fmt: skip
 
 
 def test_heads_ablated_at_z_are_undefined_where_z_is_not_read(llama: Any) -> None:

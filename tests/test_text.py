@@ -255,7 +255,7 @@ def test_answers_of_any_script_have_answer_steps(smollm2_model, answer, frame):
     said = frame.format(answer)
     tokens = smollm2_model.tokenizer(said, add_special_tokens=False)["input_ids"]
     trial = Trial(id="t", tokens=[5, 6], answer=answer)
-    nothing = _Collector(smollm2_model, frozenset(), 1)
+    nothing = _Collector(smollm2_model, frozenset(), [[5, 6]])
     steps = TrialCapture(smollm2_model, trial, Decoded(tokens=tokens), said, nothing, 0).answer_steps
     assert steps == tuple(range(steps[0], steps[-1] + 1))
     raw = [smollm2_model.tokenizer.convert_ids_to_tokens(t) for t in tokens]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 HookFn = Callable[[Tensor], Tensor | None]
 
 SITES = {"z": "attn.hook_z", "q": "attn.hook_q", "pattern": "attn.hook_pattern"}
+QKV = ("W_Q", "W_K", "W_V", "b_Q", "b_K", "b_V")
 
 
 def has_global_hooks() -> bool:
@@ -20,6 +21,19 @@ def has_global_hooks() -> bool:
     from torch.nn.modules import module
 
     return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+
+
+@contextmanager
+def frozen(*modules: nn.Module) -> Iterator[None]:
+    """No gradients to parameters for the time of a ``with`` block, so that a graph holds activations alone."""
+    learning = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
+    try:
+        for parameter in learning.values():
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in learning.values():
+            parameter.requires_grad_(True)
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,10 @@ class Backend(Protocol):
         """
         ...
 
+    def run_with_grad(self, tokens: Tensor, mask: Tensor, cache: Any, *, last_only: bool) -> Tensor:
+        """``run``, with gradients to activations that hooks mark as requiring them, and none to parameters."""
+        ...
+
     def prefill(self, tokens: Tensor, mask: Tensor, *, fast: bool | None = None) -> Any:
         """Cache of the tokens, made without any [query, key] matrix where the back end can.
 
@@ -106,6 +124,17 @@ class Backend(Protocol):
 
     def select_rows(self, cache: Any, rows: Tensor) -> Any:
         """The cache of some rows of the batch."""
+        ...
+
+    def copy_cache(self, cache: Any) -> Any:
+        """A cache of its own that holds the same; running on extends a cache in place."""
+        ...
+
+    def fork(self, cache: Any, rows: int = 1, *, above: int = -1) -> Any:
+        """A copy of a one-row cache, which stays as it is; layers above one hold ``rows`` copies of the row.
+
+        A hook that turns one row into several at a layer's ``z`` lets the layers up to there run only once.
+        """
         ...
 
     def cached_kv(self, cache: Any, layer: int) -> tuple[Tensor, Tensor]:
@@ -126,6 +155,25 @@ class Backend(Protocol):
 
     def b_O(self, layer: int) -> Tensor | None:
         """Output bias ``[d_model]`` or None."""
+        ...
+
+    def qkv(self, layer: int) -> dict[str, Tensor | None]:
+        """Input projections by name: ``W_Q W_K W_V [head d_model d_head]`` and ``b_Q b_K b_V [head d_head]`` or None.
+
+        Keys and values by key/value head, not repeated for the query heads that share one.
+        """
+        ...
+
+    def qk_norm(self, layer: int) -> tuple[Norm, Norm] | None:
+        """The norms on a layer's queries and keys, if it has them; weights are ``[d_head]`` or flat over all heads."""
+        ...
+
+    def embedding(self) -> Tensor:
+        """``W_E [vocab d_model]``: what each token writes into the residual stream (Gemma's scale included)."""
+        ...
+
+    def input_norm(self, layer: int) -> Norm | None:
+        """The norm whose output attention reads; None where attention reads the stream itself (OLMo-2/3)."""
         ...
 
     def unembedding(self) -> tuple[Tensor, Tensor | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mechheads.backends.base import HookFn, Norm, Shape, has_global_hooks
+from mechheads.backends.base import QKV, HookFn, Norm, Shape, frozen, has_global_hooks
 from mechheads.backends.twin import Twin, build_twin, foreign_hooks
 from mechheads.errors import InvalidInput, ModelRefused
 from mechheads.provenance import content_hash
@@ -124,6 +125,15 @@ class BridgeBackend:
     @torch.no_grad()
     def run(self, tokens: Tensor, mask: Tensor, cache: Any, *, last_only: bool) -> Tensor:
         """See ``Backend.run``."""
+        return self._forward(tokens, mask, cache, last_only=last_only)
+
+    def run_with_grad(self, tokens: Tensor, mask: Tensor, cache: Any, *, last_only: bool) -> Tensor:
+        """See ``Backend.run_with_grad``."""
+        with frozen(self.bridge, self.bridge.original_model), torch.enable_grad():
+            return self._forward(tokens, mask, cache, last_only=last_only)
+
+    def _forward(self, tokens: Tensor, mask: Tensor, cache: Any, *, last_only: bool) -> Tensor:
+        """One pass of the hooked model."""
         self._refuse_training_mode()
         extra = {"logits_to_keep": 1} if last_only and self._accepts("logits_to_keep") else {}
         kwargs: dict[str, Any] = {"attention_mask": mask, **extra}
@@ -162,6 +172,19 @@ class BridgeBackend:
         """Keep some rows of the batch, in place."""
         cache.batch_select_indices(rows)
         return cache
+
+    def copy_cache(self, cache: Any) -> Any:
+        """A deep copy."""
+        return copy.deepcopy(cache)
+
+    def fork(self, cache: DynamicCache, rows: int = 1, *, above: int = -1) -> DynamicCache:
+        """See ``Backend.fork``."""
+        out = self.new_cache(1)
+        for layer in range(len(cache.layers)):
+            n = rows if layer > above else 1
+            k, v = self.cached_kv(cache, layer)
+            out.update(k.expand(n, -1, -1, -1), v.expand(n, -1, -1, -1), layer)
+        return out
 
     def cached_kv(self, cache: DynamicCache, layer: int) -> tuple[Tensor, Tensor]:
         """Keys (rotated) and values of a layer."""
@@ -220,6 +243,37 @@ class BridgeBackend:
     def b_O(self, layer: int) -> Tensor | None:
         """Output bias or None; None too where a bias parameter is absent."""
         return getattr(self.bridge.blocks[layer].attn, "b_O", None)
+
+    def qkv(self, layer: int) -> dict[str, Tensor | None]:
+        """See ``Backend.qkv``; joint projections have been split by the bridge, which runs on the parts."""
+        attn = self.bridge.blocks[layer].attn
+        return {name: getattr(attn, name, None) for name in QKV}
+
+    def qk_norm(self, layer: int) -> tuple[Norm, Norm] | None:
+        """See ``Backend.qk_norm``."""
+        modules = self.bridge.blocks[layer].attn._modules
+        return (_norm(modules["q_norm"]), _norm(modules["k_norm"])) if "q_norm" in modules else None
+
+    def embedding(self) -> Tensor:
+        """See ``Backend.embedding``."""
+        embed = self.bridge.embed
+        scale = getattr(embed.original_component, "embed_scale", None)
+        return embed.W_E if scale is None else embed.W_E * torch.as_tensor(scale).to(embed.W_E)
+
+    def input_norm(self, layer: int) -> Norm | None:
+        """See ``Backend.input_norm``."""
+        block = self.bridge.blocks[layer]
+        post = self.post_norm(layer)
+        if post is not None and post[1] == f"blocks.{layer}.ln1.hook_scale":
+            return None
+        if "ln1" in block._modules and getattr(self.text_config, "do_layer_norm_before", True):
+            return _norm(block.ln1)
+        if post is not None and "ln1" not in block._modules:
+            return None
+        raise ModelRefused(
+            f"{self.architecture}: where layer {layer} normalises what its attention reads is unknown, so no score "
+            "from weights alone would be right. Use methods that read activations."
+        )
 
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         """``W_U`` and ``b_U``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechheads.backends.base import HookFn, Norm, Shape, has_global_hooks
+from mechheads.backends.base import QKV, HookFn, Norm, Shape, frozen, has_global_hooks
 from mechheads.errors import ModelRefused
 
 # Post-norm architectures whose attention output norm carries the pre-norm's name in HookedTransformer.
@@ -82,6 +83,15 @@ class HookedBackend:
     @torch.no_grad()
     def run(self, tokens: Tensor, mask: Tensor, cache: Any, *, last_only: bool) -> Tensor:
         """See ``Backend.run``; the cache remembers the mask of what it holds."""
+        return self._forward(tokens, mask, cache, last_only=last_only)
+
+    def run_with_grad(self, tokens: Tensor, mask: Tensor, cache: Any, *, last_only: bool) -> Tensor:
+        """See ``Backend.run_with_grad``."""
+        with frozen(self.model), torch.enable_grad():
+            return self._forward(tokens, mask, cache, last_only=last_only)
+
+    def _forward(self, tokens: Tensor, mask: Tensor, cache: Any, *, last_only: bool) -> Tensor:
+        """One pass of the model."""
         kwargs: dict[str, Any] = {"attention_mask": mask}
         if cache is not None:
             kwargs = {"attention_mask": mask[:, -tokens.shape[1] :], "past_kv_cache": cache}
@@ -104,6 +114,20 @@ class HookedBackend:
         out.previous_attention_mask = cache.previous_attention_mask[rows]
         for mine, theirs in zip(out.entries, cache.entries, strict=True):
             mine.past_keys, mine.past_values = theirs.past_keys[rows], theirs.past_values[rows]
+        return out
+
+    def copy_cache(self, cache: Any) -> Any:
+        """A deep copy."""
+        return copy.deepcopy(cache)
+
+    def fork(self, cache: Any, rows: int = 1, *, above: int = -1) -> Any:
+        """See ``Backend.fork``; the mask stays one row and is broadcast."""
+        out = self.new_cache(1)
+        out.previous_attention_mask = cache.previous_attention_mask.clone()
+        for layer, (mine, theirs) in enumerate(zip(out.entries, cache.entries, strict=True)):
+            n = rows if layer > above else 1
+            mine.past_keys = theirs.past_keys.expand(n, -1, -1, -1).clone()
+            mine.past_values = theirs.past_values.expand(n, -1, -1, -1).clone()
         return out
 
     def cached_kv(self, cache: Any, layer: int) -> tuple[Tensor, Tensor]:
@@ -134,6 +158,26 @@ class HookedBackend:
     def b_O(self, layer: int) -> Tensor | None:
         """Output bias (zeros where the architecture has none)."""
         return self.model.blocks[layer].attn.b_O
+
+    def qkv(self, layer: int) -> dict[str, Tensor | None]:
+        """See ``Backend.qkv``; under grouped queries the raw key and value weights have an underscore."""
+        attn = self.model.blocks[layer].attn
+        return {name: getattr(attn, f"_{name}") if hasattr(attn, f"_{name}") else getattr(attn, name) for name in QKV}
+
+    def qk_norm(self, layer: int) -> tuple[Norm, Norm] | None:
+        """See ``Backend.qk_norm``; these are RMSNorms whatever the model's other norms are."""
+        attn = self.model.blocks[layer].attn
+        if getattr(attn, "q_norm", None) is None:
+            return None
+        return Norm(attn.q_norm.w, None, False), Norm(attn.k_norm.w, None, False)
+
+    def embedding(self) -> Tensor:
+        """See ``Backend.embedding``; HookedTransformer's Gemma weights include the scale."""
+        return self.model.W_E
+
+    def input_norm(self, layer: int) -> Norm | None:
+        """See ``Backend.input_norm``."""
+        return None if self.architecture in _POST_NORM_IS_LN1 else self._norm(self.model.blocks[layer].ln1)
 
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         """``W_U`` and ``b_U``."""

@@ -10,10 +10,17 @@ from typing import Any
 
 from mechheads.capture import NEEDS
 from mechheads.errors import InvalidInput, UnknownName
+from mechheads.model import Model
+from mechheads.trials import Trial, TrialSet
 
 # Modules that register the built-in methods; imported on the first look-up.
-_FAMILIES = ("locos", "attention")
+_FAMILIES = ("locos", "attention", "patterns", "weights", "causal")
 _REGISTRY: dict[str, Method] = {}
+
+KINDS = ("capture", "weights", "causal")
+ROWS = ("answer", "generated")
+# Query rows of the prompt that a method reads: positions, from the trial and the method's options.
+PromptRows = Callable[[Trial, Mapping[str, Any]], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -22,13 +29,26 @@ class Method:
 
     Attributes:
         name: What ``ca.score`` calls it.
-        function: ``(acts, trial, **options) -> Float[Tensor, "head"]``, or a dict of several such tensors whose key
-            ``"score"`` is the score and whose other keys are kept as parts.
+        function: What computes it, by kind. Capture: ``(acts, trial, **options) -> Float[Tensor, "head"]``, a layer at
+            a time. Weights: ``(model, layer, **options) -> Float[Tensor, "head"]``. Causal: ``(model, trial,
+            **options) -> Float[Tensor, "layer head"]``. Or a dict of several such tensors whose key ``"score"`` is
+            the score and whose other keys are kept as parts.
         needs: Which activations it reads, of ``q k v z pattern``.
         unit: Unit of the score.
         options: Its keyword options with their defaults.
         spans: Named spans a trial must have.
         builtin: Whether mechheads ships it.
+        kind: ``"capture"`` (reads activations), ``"weights"`` (reads the model alone; its result has one trial called
+            ``weights``) or ``"causal"`` (runs the model itself).
+        rows: The query rows a capture method sees: ``"answer"`` (the steps that generated the gold answer),
+            ``"generated"`` (every step, the stop token's last; ``acts.answer`` marks the answer's), or a function
+            ``(trial, options) -> positions`` for rows of the prompt. Prompt rows need no answer: no trial is gated.
+        prompts: ``(model, options) -> TrialSet`` if the method brings prompts of its own.
+        null: ``(model, trial, options) -> Trial``: the same context with another ending, captured on the shared
+            prefix and given as ``acts.null``.
+        finish: ``(parts, trial, options) -> (parts, reason)`` over ``[layer head]`` arrays of one trial, where a score
+            is only known once every head is; a reason drops the trial.
+        paper: Where it was published.
     """
 
     name: str
@@ -38,6 +58,22 @@ class Method:
     options: Mapping[str, Any]
     spans: tuple[str, ...] = ()
     builtin: bool = False
+    kind: str = "capture"
+    rows: str | PromptRows = "answer"
+    prompts: Callable[[Model, Mapping[str, Any]], TrialSet] | None = None
+    null: Callable[[Model, Trial, Mapping[str, Any]], Trial | None] | None = None
+    finish: Callable[..., Any] | None = None
+    paper: str = ""
+
+    @property
+    def reads_trials(self) -> bool:
+        """Whether the caller's trials matter (not for weights, nor for methods with prompts of their own)."""
+        return self.kind != "weights" and self.prompts is None
+
+    @property
+    def gated(self) -> bool:
+        """Whether only trials that the model answers right count."""
+        return self.kind == "causal" or (self.kind == "capture" and not callable(self.rows))
 
     def unit_for(self, options: Mapping[str, Any]) -> str:
         """The unit under these options: without the final norm, logits are not shares of the model's logit."""
@@ -49,7 +85,17 @@ class Method:
 
 
 def method(
-    name: str, *, needs: str | Sequence[str] = ("pattern",), unit: str = "", spans: Sequence[str] = ()
+    name: str,
+    *,
+    needs: str | Sequence[str] = ("pattern",),
+    unit: str = "",
+    spans: Sequence[str] = (),
+    kind: str = "capture",
+    rows: str | PromptRows = "answer",
+    prompts: Callable[[Model, Mapping[str, Any]], TrialSet] | None = None,
+    null: Callable[[Model, Trial, Mapping[str, Any]], Trial | None] | None = None,
+    finish: Callable[..., Any] | None = None,
+    paper: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a scoring method.
 
@@ -67,11 +113,23 @@ def method(
         needs: Which activations it reads, of ``q k v z pattern``; the others are None.
         unit: Unit of the score, for axes.
         spans: Named spans that a trial must have, so that one without is refused before the first pass.
+        kind: ``"capture"``, ``"weights"`` or ``"causal"``; see ``Method`` for this and what follows.
+        rows: Which query rows it sees.
+        prompts: Makes prompts of its own.
+        null: Makes the null variant of a trial.
+        finish: Completes a trial's scores once every head has one.
+        paper: Where it was published.
 
     Raises:
-        InvalidInput: If another function holds the name.
-        UnknownName: For an unknown need.
+        InvalidInput: If another function holds the name, or kind and rows do not fit.
+        UnknownName: For an unknown need, kind or kind of rows.
     """
+    if kind not in KINDS:
+        raise UnknownName("kind of method", kind, KINDS)
+    if not callable(rows) and rows not in ROWS:
+        raise UnknownName("rows", rows, ROWS, hint="Or give a function (trial, options) -> prompt positions.")
+    if (prompts or null) and not callable(rows):
+        raise InvalidInput(f"method {name!r} brings prompts of its own, so rows must be a function that names theirs.")
     needs = (needs,) if isinstance(needs, str) else tuple(needs)
     for need in needs:
         if need not in NEEDS:
@@ -85,16 +143,28 @@ def method(
                 f"the method name {name!r} is taken by {held.function.__module__}.{held.function.__qualname__}; "
                 "choose another."
             )
-        _REGISTRY[name] = _describe(name, function, needs, unit, tuple(spans))
+        _REGISTRY[name] = Method(
+            name,
+            function,
+            needs if kind == "capture" else (),
+            unit,
+            _options(name, function),
+            tuple(spans),
+            builtin=(function.__module__ or "").startswith("mechheads.methods."),
+            kind=kind,
+            rows=rows,
+            prompts=prompts,
+            null=null,
+            finish=finish,
+            paper=paper,
+        )
         return function
 
     return register
 
 
-def _describe(
-    name: str, function: Callable[..., Any], needs: tuple[str, ...], unit: str, spans: tuple[str, ...]
-) -> Method:
-    """A Method record from a function's signature."""
+def _options(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword options of a function, with their defaults."""
     parameters = list(inspect.signature(function).parameters.values())
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     missing = [k for k, v in options.items() if v is inspect.Parameter.empty]
@@ -103,8 +173,7 @@ def _describe(
             f"method {name!r} must take (acts, trial) and keyword-only options with defaults; "
             f"it takes {inspect.signature(function)}."
         )
-    builtin = (function.__module__ or "").startswith("mechheads.methods.")
-    return Method(name, function, needs, unit, options, spans, builtin)
+    return options
 
 
 def _identity(function: Callable[..., Any]) -> tuple[str, str]:
