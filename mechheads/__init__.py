@@ -37,8 +37,13 @@ _HOME = {
     "zero_ablation": "interventions",
     "mean_ablation": "interventions",
     "random_heads": "sweep",
+    "read_heads": "head_files",
+    "write_heads": "head_files",
+    "TunedLens": "lens",
+    "load_lens": "lens_files",
+    "fit_lens": "lens_fit",
 }
-_SUBMODULES = ("datasets", "plots", "stats")
+_SUBMODULES = ("agreement", "datasets", "plots", "stats")
 
 __all__ = [
     "CircuitAnalysis",
@@ -58,20 +63,26 @@ __all__ = [
     "SweepResult",
     "Trial",
     "TrialSet",
+    "TunedLens",
     "UnknownName",
     "__version__",
+    "agreement",
     "datasets",
+    "fit_lens",
     "load",
+    "load_lens",
     "mean_ablation",
     "method",
     "plots",
     "random_heads",
+    "read_heads",
     "stats",
+    "write_heads",
     "zero_ablation",
 ]
 
 if TYPE_CHECKING:
-    from mechheads import datasets, plots, stats
+    from mechheads import agreement, datasets, plots, stats
     from mechheads.analysis import CircuitAnalysis
     from mechheads.capture import LayerActs
     from mechheads.errors import (
@@ -83,8 +94,12 @@ if TYPE_CHECKING:
         ResultFileError,
         UnknownName,
     )
+    from mechheads.head_files import read_heads, write_heads
     from mechheads.heads import Head, HeadSet
     from mechheads.interventions import Intervention, mean_ablation, zero_ablation
+    from mechheads.lens import TunedLens
+    from mechheads.lens_files import load_lens
+    from mechheads.lens_fit import fit_lens
     from mechheads.methods import method
     from mechheads.model import Model, load
     from mechheads.scores import HeadScores, SweepResult

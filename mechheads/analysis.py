@@ -8,16 +8,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, overload
 
+from mechheads.agreement import Agreement, agreement
 from mechheads.errors import InvalidInput
 from mechheads.generate import Generation, generate
 from mechheads.interventions import Intervention, apply
 from mechheads.methods.registry import get_method, method_names
 from mechheads.model import Model, load
 from mechheads.provenance import package_versions
-from mechheads.runner import RunOptions, check_options, resolved_options, score_trials
+from mechheads.runner import RunOptions, check_options, live, resolved_options, score_jobs, score_trials
 from mechheads.scores import HeadScores, SweepResult
 from mechheads.store import Store
 from mechheads.sweep import RandomHeads, run_sweep
+from mechheads.tables import Job
 from mechheads.trials import Trial, TrialSet
 
 
@@ -52,7 +54,8 @@ class CircuitAnalysis:
         Args:
             methods: A method's name, or several (see ``mechheads score --help`` or ``mh.methods.method_names()``).
             trials: The trials.
-            **options: Options of the methods (``unembed``), and of the run: ``pooling``, ``rouge_threshold``,
+            **options: Options of the methods (``unembed``), each for every method that knows it, or for one alone:
+                ``wu={"counting": "step"}``. And of the run: ``pooling``, ``rouge_threshold``, ``reject_denials``,
                 ``max_new_tokens``, ``stop_at_newline``, ``batch_size``, ``padding`` (see ``RunOptions``).
 
         Returns:
@@ -65,9 +68,7 @@ class CircuitAnalysis:
         names = [methods] if isinstance(methods, str) else list(methods)
         if not names:
             raise InvalidInput(f"name at least one method, of: {', '.join(method_names())}.")
-        run_fields = {f.name for f in fields(RunOptions)}
-        run = RunOptions(**{k: v for k, v in options.items() if k in run_fields})
-        own = {k: v for k, v in options.items() if k not in run_fields}
+        run, own = _split_options(options)
         check_options(names, own)  # here, because a stored result or a companion method would let it pass
         found = self._score(names, TrialSet.of(trials), run, own)
         return found[methods] if isinstance(methods, str) else found
@@ -107,6 +108,55 @@ class CircuitAnalysis:
                 "trials": trials.hash if method.reads_trials else None,
             }
         return keys
+
+    def projections(
+        self, trials: Trial | Sequence[Trial], *, method: str = "locos", lens: Any = None, **options: Any
+    ) -> dict[str, HeadScores]:
+        """One method under every reading of the unembedding, on one capture.
+
+        Args:
+            trials: The trials.
+            method: A method with the option ``unembed`` (``locos``, ``dla``).
+            lens: A ``TunedLens`` or the path of one; without it ``tuned_lens`` is left out.
+            **options: Further options of the method and of the run.
+
+        Returns:
+            HeadScores by ``raw``, ``centered``, ``normed`` (where the model's logit decomposes) and ``tuned_lens``.
+
+        Raises:
+            InvalidInput: If the method has no such option, or for an unknown one.
+        """
+        if "unembed" not in get_method(method).options:
+            raise InvalidInput(f"the method {method!r} does not project on the unembedding; use 'locos' or 'dla'.")
+        run, own = _split_options(options)
+        check_options([method], own)
+        checked = self.model.verification
+        wanted = ["raw", "centered", *(["normed"] if checked is None or checked.normed_exact else [])]
+        jobs = [Job(name, get_method(method), get_method(method).resolve({**own, "unembed": name})) for name in wanted]
+        if lens is not None:
+            tuned = live(self.model, get_method(method).resolve({**own, "unembed": "tuned_lens", "lens": lens}))
+            jobs.append(Job("tuned_lens", get_method(method), tuned))
+        return score_jobs(self.model, jobs, TrialSet.of(trials), run=run, progress=self.progress)
+
+    def projection_agreement(
+        self,
+        trials: Trial | Sequence[Trial],
+        *,
+        method: str = "locos",
+        lens: Any = None,
+        k: Sequence[int] | int = (5, 10, 20),
+        **options: Any,
+    ) -> Agreement:
+        """How far the readings of the unembedding agree on the heads: ``agreement`` of ``projections``.
+
+        Args:
+            trials: The trials.
+            method: As for ``projections``, as are ``lens`` and the options.
+            lens: Likewise.
+            k: Sizes of the top sets.
+            **options: Likewise.
+        """
+        return agreement(self.projections(trials, method=method, lens=lens, **options), k=k)
 
     def sweep(
         self,
@@ -181,6 +231,13 @@ class CircuitAnalysis:
             raise InvalidInput("give either a prompt as text or tokens=[...], one of the two.")
         ids = tokens if tokens is not None else self.model.encode(prompt or "", chat=chat).tokens
         return generate(self.model, [list(ids)], max_new_tokens=max_new_tokens, stop_at_newline=stop_at_newline)[0]
+
+
+def _split_options(options: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
+    """Options of the run, and those of the methods."""
+    run_fields = {f.name for f in fields(RunOptions)}
+    run = RunOptions(**{k: v for k, v in options.items() if k in run_fields})
+    return run, {k: v for k, v in options.items() if k not in run_fields}
 
 
 def _companions(names: Sequence[str], trials: TrialSet) -> list[str]:

@@ -9,19 +9,41 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mechheads.errors import InvalidInput, MechheadsError
+from mechheads.cli_common import (
+    EXIT_INTERRUPTED,
+    BatchOption,
+    ChatOption,
+    DtypeOption,
+    HaystackOption,
+    JsonOption,
+    LengthOption,
+    ModelOption,
+    NOption,
+    OutOption,
+    SeedOption,
+    TrialsOption,
+    load_analysis,
+    make_trials,
+    reported_errors,
+    rich_table,
+    sayer,
+)
+from mechheads.cli_compare import compare
+from mechheads.cli_heads import app as heads_app
+from mechheads.cli_lens import app as lens_app
+from mechheads.errors import InvalidInput
 
 if TYPE_CHECKING:
     from mechheads.analysis import CircuitAnalysis
     from mechheads.trials import TrialSet
+
+USUAL_SIZES = (1, 2, 5, 10)
+CONTROLS = ("recall", "arithmetic", "none")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,6 +55,11 @@ app = typer.Typer(
     epilog="Exit codes: 0 done; 1 the model or the files are not usable; 2 given something it cannot use; "
     "130 interrupted (what was done is written).",
 )
+
+
+app.command()(compare)
+app.add_typer(heads_app, name="heads")
+app.add_typer(lens_app, name="lens")
 
 
 def _version(asked: bool) -> bool:
@@ -54,124 +81,6 @@ def _common(
     """Options before the command."""
 
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-USUAL_SIZES = (1, 2, 5, 10)
-CONTROLS = ("recall", "arithmetic", "none")
-
-ModelOption = Annotated[
-    str,
-    typer.Option("--model", "-m", help="'smollm2', a hub id such as Qwen/Qwen3-8B, or a local folder."),
-]
-SeedOption = Annotated[
-    int, typer.Option(min=0, help="Seed of trials and random draws; the same seed gives the same run.")
-]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder for results; made if it is not there.")]
-JsonOption = Annotated[
-    bool,
-    typer.Option("--json", help="Print the summary as JSON on standard output, everything else on standard error."),
-]
-TrialsOption = Annotated[
-    str,
-    typer.Option(
-        "--trials", "-t",
-        help="Kind of trials to make (passkey, facts, landmarks, recall, arithmetic), "
-        "or a file that TrialSet.save wrote.",
-    ),
-]  # fmt: skip
-NOption = Annotated[int, typer.Option("--n", min=1, help="How many trials to make.")]
-LengthOption = Annotated[int, typer.Option(min=1, help="Prompt length, tokens.")]
-BatchOption = Annotated[int, typer.Option(min=1, help="Trials run together; changes speed and memory, not results.")]
-DtypeOption = Annotated[
-    str | None, typer.Option(help="Weight type: float32, bfloat16, float16; as stored if not given.")
-]
-ChatOption = Annotated[bool, typer.Option("--chat", help="Put prompts through the model's chat template.")]
-HaystackOption = Annotated[
-    Path | None,
-    typer.Option(help="Text file, or folder of .txt files, to hide needles in instead of the built-in prose."),
-]
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Turn errors into one clear line and an exit code, and warnings into one line each."""
-    # The format alone is changed: what is shown, recorded or raised stays as the caller's filters say.
-    as_before, warnings.formatwarning = warnings.formatwarning, _one_line
-    try:
-        yield
-    except InvalidInput as error:
-        _complain(error)
-        raise typer.Exit(EXIT_USAGE) from error
-    except MechheadsError as error:
-        _complain(error)
-        raise typer.Exit(EXIT_FAILED) from error
-    except KeyboardInterrupt as error:
-        _complain("interrupted")
-        raise typer.Exit(EXIT_INTERRUPTED) from error
-    finally:
-        warnings.formatwarning = as_before
-
-
-def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:
-    """A warning as one line, without the place in the code it came from."""
-    return f"warning: {' '.join(str(message).split())}\n"
-
-
-def _complain(error: object) -> None:
-    """An error, on standard error, in full."""
-    from rich.console import Console
-    from rich.text import Text
-
-    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
-
-
-def _sayer(as_json: bool) -> Callable[..., None]:
-    """Where human output goes: standard output, or standard error beside JSON.
-
-    It reads rich markup, so whatever the user or a file named goes through ``escape`` first.
-    """
-    from rich.console import Console
-
-    return Console(stderr=as_json).print
-
-
-def _table(frame: Any, title: str) -> Any:
-    """A rich table of a data frame."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=escape(title), title_justify="left")
-    for i, column in enumerate(frame.columns):
-        table.add_column(escape(str(column)), justify="left" if i == 0 else "right")
-    for row in frame.itertuples(index=False):
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else escape(str(v)) for v in row))
-    return table
-
-
-def _load(model: str, dtype: str | None) -> CircuitAnalysis:
-    """The model, quietly."""
-    from mechheads.analysis import CircuitAnalysis
-    from mechheads.model import load
-
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    return CircuitAnalysis(load(model, dtype=dtype))
-
-
-def _trials(
-    what: str, model: Any, *, n: int, context_length: int, seed: int, chat: bool, haystack: Path | None
-) -> TrialSet:
-    """Trials of a kind, or from a file."""
-    from mechheads.datasets import needles
-    from mechheads.trials import TrialSet
-
-    # A file that is not there is said to be missing, rather than an unknown kind.
-    if Path(what).is_file() or Path(what).suffix or Path(what).name != what:
-        return TrialSet.load(what)
-    return needles(
-        what, model, n=n, context_length=context_length, seed=seed, chat=chat,
-        haystack=None if haystack is None else str(haystack),
-    )  # fmt: skip
-
-
 @app.command()
 def get(
     name: Annotated[str, typer.Argument(help="Which model's weights to fetch: smollm2.")],
@@ -187,8 +96,8 @@ def get(
     from mechheads.errors import UnknownName
     from mechheads.smollm2 import get_smollm2
 
-    say = _sayer(False)
-    with _errors():
+    say = sayer(False)
+    with reported_errors():
         if name != "smollm2":
             raise UnknownName("model to fetch", name, ("smollm2",))
         folder = get_smollm2(force=force, progress=lambda text: say(escape(text)))
@@ -220,13 +129,13 @@ def demo(
 
     from mechheads.demo import DemoOptions, accuracy_table, head_table, run_demo, verdict
 
-    say = _sayer(as_json)
-    with _errors():
+    say = sayer(as_json)
+    with reported_errors():
         options = DemoOptions(kind, n, context_length, n_control, draws, seed, chat)
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         result = run_demo(model, out, options, say=lambda text: say(f"[dim]{escape(text)}[/dim]"))
-        say(_table(head_table(result.scores), "Ten best heads (score)"))
-        say(_table(accuracy_table(result.summary), "Share of right answers [95% interval]"))
+        say(rich_table(head_table(result.scores), "Ten best heads (score)"))
+        say(rich_table(accuracy_table(result.summary), "Share of right answers [95% interval]"))
         for line in verdict(result.summary):
             say(escape(line))
         page = escape(str(result.page))
@@ -276,13 +185,15 @@ def score(
     from mechheads.plots import score_heatmaps
     from mechheads.report import Section, write_report
 
-    say = _sayer(as_json)
-    with _errors():
+    say = sayer(as_json)
+    with reported_errors():
         folder = writable_folder(out)
         for name in method or ():
             get_method(name)
-        ca = _load(model, dtype)
-        chosen = _trials(trials, ca.model, n=n, context_length=context_length, seed=seed, chat=chat, haystack=haystack)
+        ca = load_analysis(model, dtype)
+        chosen = make_trials(
+            trials, ca.model, n=n, context_length=context_length, seed=seed, chat=chat, haystack=haystack
+        )
         chosen = chosen if split == "all" or not chosen.splits else chosen.split(split)
         own = {} if unembed is None else {"unembed": unembed}
         found = ca.score(
@@ -316,7 +227,7 @@ def score(
         say(f"{first.n_kept} of {len(first.trial_ids)} trials kept")
         for name, one in found.items():
             frame = one.to_frame(ci=True).sort_values("rank").head(top)
-            say(_table(frame[["label", "score", "ci_low", "ci_high", "rank"]], f"{name} ({one.unit})"))
+            say(rich_table(frame[["label", "score", "ci_low", "ci_high", "rank"]], f"{name} ({one.unit})"))
         say(f"Written to [bold]{escape(str(folder))}[/bold]", soft_wrap=True)
         if as_json:
             print(json.dumps(summary))
@@ -367,21 +278,23 @@ def ablate(
 
     from mechheads.demo import writable_folder
 
-    say = _sayer(as_json)
-    with _errors():
+    say = sayer(as_json)
+    with reported_errors():
         folder = writable_folder(out)
         rankings = _rankings(heads, scores)
         sizes = _sizes(k, heads)
         _check_names(control, intervention, site)
-        ca = _load(model, dtype)
-        chosen = _trials(trials, ca.model, n=n, context_length=context_length, seed=seed, chat=chat, haystack=haystack)
+        ca = load_analysis(model, dtype)
+        chosen = make_trials(
+            trials, ca.model, n=n, context_length=context_length, seed=seed, chat=chat, haystack=haystack
+        )
         sweep = _ablate(
             ca, rankings, chosen, sizes=sizes, control=control, intervention=intervention, site=site,
             draws=draws, seed=seed, n=n, max_new_tokens=max_new_tokens, batch_size=batch_size,
         )  # fmt: skip
         curve = _write_sweep(folder, sweep)
         columns = ["ranking", "task", "k", "mean", "ci_low", "ci_high", "n_trials", "n_draws"]
-        say(_table(curve[columns], "Share of right answers"))
+        say(rich_table(curve[columns], "Share of right answers"))
         say(f"Written to [bold]{escape(str(folder))}[/bold]", soft_wrap=True)
         if as_json:
             print((folder / "summary.json").read_text())
@@ -485,6 +398,15 @@ def _write_sweep(folder: Path, sweep: Any) -> Any:
     return curve
 
 
+def _reads(method: Any) -> str:
+    """What a method looks at, in a word or two."""
+    if method.kind != "capture":
+        return "weights" if method.kind == "weights" else "patched runs"
+    if method.prompts is not None:
+        return "random tokens"
+    return "the prompt" if callable(method.rows) else f"{method.rows} steps"
+
+
 @app.command()
 def methods() -> None:
     """List the scoring methods with their units and options."""
@@ -496,12 +418,13 @@ def methods() -> None:
     frame = pd.DataFrame(
         {
             "method": [m.name for m in rows],
+            "reads": [_reads(m) for m in rows],
             "unit": [m.unit for m in rows],
             "options": [", ".join(f"{k}={v!r}" for k, v in m.options.items()) for m in rows],
             "what it is": [(m.function.__doc__ or "").strip().splitlines()[0] for m in rows],
         }
     )
-    _sayer(False)(_table(frame, "Scoring methods"))
+    sayer(False)(rich_table(frame, "Scoring methods"))
 
 
 @app.command()
@@ -512,9 +435,9 @@ def verify(model: ModelOption = "smollm2", dtype: DtypeOption = None, as_json: J
     import pandas as pd
     from rich.markup import escape
 
-    say = _sayer(as_json)
-    with _errors():
-        ca = _load(model, dtype)
+    say = sayer(as_json)
+    with reported_errors():
+        ca = load_analysis(model, dtype)
         checked = ca.model.verification
         assert checked is not None
         rows = [
@@ -529,7 +452,7 @@ def verify(model: ModelOption = "smollm2", dtype: DtypeOption = None, as_json: J
         table = pd.DataFrame(rows, columns=["identity", "relative error", "allowed"])
         table["holds"] = ["yes" if error <= allowed else "no" for _, error, allowed in rows]
         say(escape(repr(ca.model)), soft_wrap=True)
-        say(_table(table, "Identities"))
+        say(rich_table(table, "Identities"))
         if as_json:
             print(json.dumps({"model": ca.model.describe(), **asdict(checked)}))
 

@@ -108,7 +108,7 @@ def fit_lens(
     lr: float = 3e-4,
     batch: int = 64,
     seed: int = 0,
-    holdout: int = 512,
+    holdout: int = 256,
     init: str = "least_squares",
     context: int = 128,
     ridge: float = 1.0,
@@ -333,7 +333,7 @@ def _train(
             fixed = _apply(h, start.weights[i], start.biases[i])
             white = (h - start.means[i]) @ start.whiten[i].T
             moved = fixed + start.size * torch.addmm(c[i], white, u[i].T)
-            target.kl(readout, moved).backward()
+            target.kl(moved).backward()
         optimizer.step()
         schedule.step()
         if progress is not None:
@@ -348,20 +348,20 @@ class _Target:
     """What the model says at some positions, over all tokens or a sample of them.
 
     Attributes:
-        columns: ``[column]`` token ids, or None for all.
-        log_weight: ``[column]`` log of how many tokens each one stands for.
-        p: ``[row column]`` the model's probability of each, times that number.
+        readout: Of these tokens.
+        log_weight: ``[token]`` log of how many tokens each one stands for.
+        p: ``[row token]`` the model's probability of each, times that number.
         entropy: ``[row]`` of the model's whole distribution, nats.
     """
 
-    columns: Tensor | None
+    readout: Readout
     log_weight: Tensor | float
     p: Tensor
     entropy: Tensor
 
-    def kl(self, readout: Readout, hidden: Tensor) -> Tensor:
+    def kl(self, hidden: Tensor) -> Tensor:
         """Mean ``KL(model || lens)``, nats."""
-        logits = readout.logits(hidden, self.columns)
+        logits = self.readout.logits(hidden)
         return ((logits + self.log_weight).logsumexp(-1) - (self.p * logits).sum(-1) - self.entropy).mean()
 
 
@@ -377,13 +377,13 @@ def _target(readout: Readout, final: Tensor, size: int, generator: torch.Generat
     entropy = -(p * log_p).sum(-1)
     vocab = p.shape[-1]
     if size >= vocab:
-        return _Target(None, 0.0, p, entropy)
+        return _Target(readout, 0.0, p, entropy)
     likeliest = p.sum(0).topk(size // 2).indices
     left = torch.ones(vocab, dtype=torch.bool, device=device)
     left[likeliest] = False
     rest = left.nonzero().flatten()
     drawn = rest[torch.randperm(len(rest), generator=generator)[: size - len(likeliest)].to(device)]
-    columns = torch.cat([likeliest, drawn])
+    chosen = torch.cat([likeliest, drawn])
     stands_for = torch.ones(size, device=device)
     stands_for[len(likeliest) :] = len(rest) / len(drawn)
-    return _Target(columns, stands_for.log(), p[:, columns] * stands_for, entropy)
+    return _Target(readout.of_tokens(chosen), stands_for.log(), p[:, chosen] * stands_for, entropy)

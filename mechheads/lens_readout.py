@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -66,13 +66,14 @@ class Readout:
         scale = (hidden.square().mean(-1, keepdim=True) + self.eps).rsqrt()
         return hidden * scale * self.norm_weight + self.norm_bias
 
-    def logits(
-        self, hidden: Float[Tensor, "row d_model"], columns: Int[Tensor, " column"] | None = None
-    ) -> Float[Tensor, "row column"]:
-        """Logits of every token, or of some."""
-        rows, bias = (self.rows, self.bias) if columns is None else (self.rows[columns], self.bias[columns])
-        logits = torch.addmm(bias, self.normed(hidden), rows.T)
+    def logits(self, hidden: Float[Tensor, "row d_model"]) -> Float[Tensor, "row vocab"]:
+        """Logits of every token this readout has."""
+        logits = torch.addmm(self.bias, self.normed(hidden), self.rows.T)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def of_tokens(self, tokens: Int[Tensor, " token"]) -> Readout:
+        """The readout of some tokens alone, in the order given."""
+        return replace(self, rows=self.rows[tokens], bias=self.bias[tokens])
 
     def _check(self, model: Model) -> None:
         """Compare with the model's logits on a short prompt, half of it with a stream so small that eps matters."""

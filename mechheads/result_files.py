@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mechheads.errors import OutputNotWritable, ResultFileError
-from mechheads.heads import Head
 from mechheads.provenance import canonical_json, package_versions
 
 if TYPE_CHECKING:
@@ -137,26 +135,3 @@ def from_column(table: pa.Table, name: str, shape: tuple[int, ...]) -> np.ndarra
     if flat.dtype != np.float32 or flat.size != np.prod(shape):
         raise ValueError(f"column {name!r} holds {flat.size} {flat.dtype} numbers, not float32 {shape}")
     return flat.reshape(shape)
-
-
-def read_heads_json(path: Path) -> dict[Head, list[float]]:
-    """The map of a published head file, checked; null and NaN become NaN."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(raw, dict) or not raw:
-            raise ValueError("expected a map from 'layer-head' to a list of scores")
-        scores = {}
-        for key, row in raw.items():
-            if not isinstance(row, list) or not row:
-                raise ValueError(f"the entry {key!r} is not a list of scores")
-            scores[Head.parse(key)] = [np.nan if x is None else float(x) for x in row]
-    except (OSError, ValueError, TypeError) as error:
-        raise ResultFileError(f"{path} is not a readable head file: {error}") from error
-    sizes = Counter(map(len, scores.values()))
-    if len(scores) != len(raw):
-        raise ResultFileError(f"{path} names a head twice.")
-    if len(sizes) > 1:
-        raise ResultFileError(
-            f"{path} has heads with {min(sizes)} and with {max(sizes)} scores; each needs one per trial."
-        )
-    return scores

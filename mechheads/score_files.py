@@ -1,4 +1,4 @@
-"""Head scores in files: Parquet with everything inside, and the flat JSON map of published head files."""
+"""Head scores in Parquet files, with everything inside; ``head_files`` reads and writes published formats."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import numpy as np
 from mechheads.errors import ResultFileError
 from mechheads.result_files import (
     from_column,
-    read_heads_json,
     read_table,
     to_column,
-    write_atomically,
     write_table,
 )
 from mechheads.scores import HeadScores
@@ -68,47 +66,3 @@ def read_scores(path: str | Path) -> HeadScores:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise ResultFileError(f"{path} is not a consistent head score file: {reason}") from error
-
-
-def write_flat_map(scores: HeadScores, path: str | Path) -> Path:
-    """``{"layer-head": [score of each kept trial]}``; see ``HeadScores.to_heads_json``."""
-    rows = scores.values[scores.kept].astype(np.float64)
-    content = {
-        f"{layer}-{head}": [None if np.isnan(x) else x for x in rows[:, layer, head].tolist()]
-        for layer in range(scores.n_layers)
-        for head in range(scores.n_heads)
-    }
-    text = json.dumps(content)
-
-    def write(target: Path) -> None:
-        target.write_text(text, encoding="utf-8")
-
-    return write_atomically(Path(path), write)
-
-
-def read_flat_map(path: str | Path, *, n_layers: int | None, n_heads: int | None, method: str, unit: str) -> HeadScores:
-    """Read a published head file; see ``HeadScores.from_heads_json``."""
-    path = Path(path)
-    scores = read_heads_json(path)
-    found = (max(h.layer for h in scores) + 1, max(h.head for h in scores) + 1)
-    wanted = (n_layers or found[0], n_heads or found[1])
-    complete = len(scores) == found[0] * found[1]
-    if found[0] > wanted[0] or found[1] > wanted[1] or (complete and found != wanted):
-        raise ResultFileError(
-            f"{path} has {len(scores)} heads in {found[0]} layers of {found[1]}; that does not fit "
-            f"a model of {wanted[0]} layers with {wanted[1]} heads. Was it made with another model?"
-        )
-    n = len(next(iter(scores.values())))
-    values = np.full((n, *wanted), np.nan)
-    for head, row in scores.items():
-        values[:, head.layer, head.head] = row
-    return HeadScores(
-        method=method,
-        values=values,
-        kept=np.ones(n, dtype=bool),
-        weights=np.ones(n),
-        trial_ids=tuple(map(str, range(n))),
-        unit=unit,
-        pooling="trial",
-        meta={"source": path.name},
-    )

@@ -434,46 +434,40 @@ class HeadScores:
     def to_heads_json(self, path: str | Path) -> Path:
         """Write the flat map of published head files: ``{"layer-head": [score of each kept trial]}``.
 
-        Undefined scores are written as ``null``. Per-trial scores keep no answer-step weights, so the plain
-        mean of a list is the score under ``pooling="trial"``.
+        Undefined scores are ``null``. The file keeps no answer-step weights: the plain mean of a list is the score
+        under ``pooling="trial"``. ``mechheads.head_files.write_heads`` writes further formats.
 
         Raises:
             InvalidInput: If no trial is kept.
             OutputNotWritable: If the folder cannot be written.
         """
-        from mechheads.score_files import write_flat_map
+        from mechheads.head_files import write_heads
 
-        self._require_kept()
-        return write_flat_map(self, path)
+        return write_heads(self, path, format="flat")
 
     @classmethod
     def from_heads_json(
-        cls,
-        path: str | Path,
-        *,
-        n_layers: int | None = None,
-        n_heads: int | None = None,
-        method: str = "heads_json",
-        unit: str = "",
-    ) -> HeadScores:
-        """Read a published head file ``{"layer-head": [score of each trial]}``.
+        cls, path: str | Path, *, n_layers: int | None = None, n_heads: int | None = None,
+        method: str | None = None, unit: str | None = None,
+    ) -> HeadScores:  # fmt: skip
+        """Read a published head file ``{"layer-head": [score of each trial]}``, bare or in the LOCOS envelope.
 
-        Trials are named ``"0", "1", ...``, all kept, pooled by trial; heads that the file leaves out are
-        undefined.
+        Trials are all kept and pooled by trial, named ``"0", "1", ...`` if the file does not name them. Heads that
+        it leaves out are undefined. ``mechheads.head_files.read_heads`` reads further formats.
 
         Args:
             path: The file.
             n_layers: Layers of the model; what the file shows if None.
             n_heads: Heads a layer; likewise.
-            method: Name to give the scores.
-            unit: Unit to give them.
+            method: Name to give the scores; an envelope's own, else ``"heads_json"``, if None.
+            unit: Unit to give them; likewise, else none.
 
         Raises:
             ResultFileError: If the file is not such a map, or does not fit the shape.
         """
-        from mechheads.score_files import read_flat_map
+        from mechheads.head_files import read_heads_json
 
-        return read_flat_map(path, n_layers=n_layers, n_heads=n_heads, method=method, unit=unit)
+        return read_heads_json(path, n_layers=n_layers, n_heads=n_heads, method=method, unit=unit)
 
 
 def _frozen(array: Any, dtype: Any) -> np.ndarray:

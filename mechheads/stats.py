@@ -286,3 +286,29 @@ def topk_overlap(a: Any, b: Any, k: int) -> TopKOverlap:
         tops.append(set(np.argsort(keyed, kind="stable")[:k].tolist()))
     count = len(tops[0] & tops[1])
     return TopKOverlap(count=count, jaccard=count / (2 * k - count), k=int(k))
+
+
+def spearman_brown(r: float, factor: float) -> float:
+    """Reliability of a measure that is ``factor`` times as long as one of reliability r.
+
+    ``factor * r / (1 + (factor - 1) * r)``: what a correlation between two sets of m trials each says about sets of
+    ``factor * m`` (Spearman, Brown, British Journal of Psychology 3, 1910).
+
+    Args:
+        r: Correlation between two parallel measurements, -1 to 1; NaN gives NaN.
+        factor: How many times longer, above 0; below 1 is shorter.
+
+    Returns:
+        NaN where the formula has no meaning: for an r so negative that the denominator is not positive.
+
+    Raises:
+        InvalidInput: If r or the factor is out of range.
+    """
+    if math.isnan(r):
+        return math.nan
+    if not -1.0 <= r <= 1.0:
+        raise InvalidInput(f"r is {r!r}; a correlation lies between -1 and 1.")
+    if not (math.isfinite(factor) and factor > 0):
+        raise InvalidInput(f"factor is {factor!r}; expected how many times longer, a number above 0.")
+    below = 1 + (factor - 1) * r
+    return float(factor * r / below) if below > 0 else math.nan

@@ -15,7 +15,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mechheads.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, _errors, _table, app
+from mechheads.cli import app
+from mechheads.cli_common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, reported_errors, rich_table
 from mechheads.scores import HeadScores, SweepResult
 
 COMMANDS = ("get", "demo", "score", "ablate", "methods", "verify")
@@ -297,7 +298,7 @@ def test_brackets_in_what_is_printed_are_no_markup(run: Any, tmp_path: Path, mon
     frame = pd.DataFrame({"a[/b]": ["c[/d]"], "e": [0.5]})
     Console = pytest.importorskip("rich.console").Console
     with (console := Console(width=80)).capture() as shown:
-        console.print(_table(frame, "t[/u]"))
+        console.print(rich_table(frame, "t[/u]"))
     assert all(x in shown.get() for x in ("a[/b]", "c[/d]", "t[/u]", "0.5"))
 
 
@@ -348,13 +349,13 @@ def test_warnings_are_one_line_and_the_format_is_put_back(
     shown_warnings: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = warnings.formatwarning
-    with _errors():
+    with reported_errors():
         warnings.warn("one\ntwo [/x]", stacklevel=1)
     assert capsys.readouterr().err == "warning: one two [/x]\n"
-    with pytest.raises(typer.Exit), _errors():
+    with pytest.raises(typer.Exit), reported_errors():
         raise KeyboardInterrupt
     assert warnings.formatwarning is before
-    with pytest.warns(UserWarning, match="still recorded"), _errors():
+    with pytest.warns(UserWarning, match="still recorded"), reported_errors():
         warnings.warn("still recorded", stacklevel=1)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mechheads.datasets.chat import encode
 from mechheads.datasets.haystack import Window
 from mechheads.errors import InvalidInput
 from mechheads.trials import Encoder, Encoding, Span
@@ -18,6 +19,23 @@ _SHORTFALL = 32
 _ROOM = 40  # tokens that hold a common sentence or two
 _LOOK = 1000  # how many sentences are looked through for an error message
 _LONG = 64  # a sentence above this many tokens that does not fit is passed over: it must not end the walk
+
+
+@dataclass(frozen=True)
+class Insert:
+    """A further sentence that goes into the prose.
+
+    Attributes:
+        name: The span it makes part of (``"needle"``, ``"distractor"``).
+        text: The sentence.
+        depth: Where it stands, 0 to 1.
+        answer: What of it is the answer, or empty.
+    """
+
+    name: str
+    text: str
+    depth: float
+    answer: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,15 @@ class Item:
         avoid: Words the haystack must not contain in this trial.
         distractors: Sentences, each with the depth it goes in at.
         meta: What else the trial should remember (template, name, object, ...).
+        opening: All that precedes the passage.
+        question_at: Where the question stands, as ``("opening" or "closing", character)``; if empty, at its last
+            occurrence.
+        inserts: Further sentences; of two at one sentence boundary the one with the smaller depth comes first.
+        inside: Parts of the needle that get a span of their own, as ``(name, text)``.
+        prose: Name of a span of every haystack sentence (``"distractor"`` where all of them are needles), or None.
+        mark: What of the needle is its answer; the answer if empty.
+        system: System prompt, for the chat template.
+        apart: Whether a distractor right beside the needle is refused.
     """
 
     needle: str | None
@@ -43,6 +70,14 @@ class Item:
     avoid: tuple[str, ...]
     distractors: tuple[tuple[str, float], ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
+    opening: str = ""
+    question_at: tuple[tuple[str, int], ...] = ()
+    inserts: tuple[Insert, ...] = ()
+    inside: tuple[tuple[str, str], ...] = ()
+    prose: str | None = None
+    mark: str = ""
+    system: str = ""
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,8 +223,10 @@ def _render(
 ) -> Prompt:
     """Encode a prompt and find its spans."""
     passage, placed = _passage(item, [sentences[i] for i, _ in picked], [cost for _, cost in picked], depth)
-    prompt = passage + item.closing if passage else item.closing.lstrip()
-    encoding = model.encode(prompt, chat=chat)
+    head = len(item.opening)
+    bare = not (passage or item.opening)
+    prompt = item.closing.lstrip() if bare else item.opening + passage + item.closing
+    encoding = encode(model, prompt, chat=chat, system=item.system)
     base = encoding.text.find(prompt)
     if base < 0:
         raise InvalidInput(
@@ -197,38 +234,62 @@ def _render(
         )
 
     def span(start: int, text: str, what: str) -> Span:
-        return encoding.span_of(base + start, base + start + len(text), what=what)
+        return checked_span(encoding, base + start, text, what)
 
-    spans: dict[str, tuple[Span, ...]] = {}
-    spans["question"] = (span(prompt.rindex(item.question), item.question, "question"),)
-    if others := [span(at, text, "distractor") for name, at, text in placed if name == "distractor"]:
-        spans["distractor"] = _merged(others)
+    starts = {"opening": 0, "closing": head + len(passage)}
+    asked = [starts[side] + at for side, at in item.question_at] or [prompt.rindex(item.question)]
+    found: dict[str, list[Span]] = {"question": [span(at, item.question, "question") for at in asked]}
     achieved = None
-    for at, text in [(at, text) for name, at, text in placed if name == "needle"]:
-        needle = span(at, text, "needle")
-        spans["needle"] = (needle,)
-        achieved = _achieved(span(0, passage, "passage"), needle)
-        if (inside := text.find(item.answer)) >= 0:
-            spans["answer_span"] = (span(at + inside, item.answer, "answer"),)
+    for at, insert in placed:
+        whole = span(head + at, insert.text, insert.name)
+        found.setdefault(insert.name, []).append(whole)
+        if insert.name != "needle":
+            continue
+        if insert.text == item.needle:
+            achieved = _achieved(span(head, passage, "passage"), whole)
+        parts = [("answer_span", insert.answer), *(item.inside if insert.text == item.needle else ())]
+        for name, part in parts:
+            if part and (inside := insert.text.find(part)) >= 0:
+                found.setdefault(name, []).append(span(head + at + inside, part, "answer"))
+    spans = {name: _merged(each) for name, each in found.items()}
     return Prompt(encoding, spans, tuple(i for i, _ in picked), achieved)
+
+
+def checked_span(encoding: Encoding, start: int, text: str, what: str) -> Span:
+    """Tokens of a text that stands at a character, first to last character covered.
+
+    Raises:
+        InvalidInput: If the text is not there, or the tokenizer left its first or last character out.
+    """
+    stop = start + len(text)
+    if encoding.text[start:stop] != text:
+        raise InvalidInput(f"the {what} {text[:60]!r} does not stand where it was put in the prompt.")
+    span = encoding.span_of(start, stop, what=what)
+    if encoding.offsets[span.start][0] > start or encoding.offsets[span.stop - 1][1] < stop:
+        raise InvalidInput(
+            f"the tokenizer leaves out a character at an end of the {what} {text[:60]!r}, so its tokens are not known."
+        )
+    return span
 
 
 def _passage(
     item: Item, texts: Sequence[str], costs: Sequence[int], depth: float
-) -> tuple[str, list[tuple[str, int, str]]]:
-    """The prose with needle and distractors in it, and ``(name, character, text)`` of each of them."""
-    inserts = [("distractor", text, _boundary(costs, at)) for text, at in item.distractors]
+) -> tuple[str, list[tuple[int, Insert]]]:
+    """The prose with needle and distractors in it, and ``(character, insert)`` of each of them."""
+    inserts = [Insert("distractor", text, at) for text, at in item.distractors] + list(item.inserts)
     if item.needle is not None:
-        inserts.append(("needle", item.needle, _boundary(costs, depth)))
-    parts: list[tuple[str, str]] = [("", t) for t in texts]
-    for name, text, boundary in sorted(inserts, key=lambda x: -x[2]):
-        parts.insert(boundary, (name, text))
+        inserts.append(Insert("needle", item.needle, depth, item.mark or item.answer))
+    prose = item.prose or ""
+    parts = [Insert(prose, t, 0.0) for t in texts]
+    placed_at = [(_boundary(costs, x.depth), x.depth if item.inserts else 0.0, x) for x in inserts]
+    for boundary, _, insert in sorted(placed_at, key=lambda x: (-x[0], -x[1])):
+        parts.insert(boundary, insert)
     placed, position = [], 0
-    for name, text in parts:
-        if name:
-            placed.append((name, position, text))
-        position += len(text) + 1
-    return " ".join(text for _, text in parts), placed
+    for part in parts:
+        if part.name:
+            placed.append((position, part))
+        position += len(part.text) + 1
+    return " ".join(part.text for part in parts), placed
 
 
 def _merged(spans: Sequence[Span]) -> tuple[Span, ...]:

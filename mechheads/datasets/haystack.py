@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 from bisect import bisect_right
@@ -10,17 +11,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from mechheads.datasets import hub_files as hubs
 from mechheads.errors import InvalidInput
 from mechheads.trials import Encoder
 
 T = TypeVar("T")
 
 SHIPPED = "haystack.txt"
+_LINES = (".jsonl", ".ndjson", ".jsonlines")
 _BLOCK = 64
 # Closing quotes are U+201D and U+2019; U+3002, U+FF01 and U+FF1F end sentences in Chinese and Japanese.
 _END = re.compile("[.!?\u2026][\"'\u201d\u2019)\\]]*\\s+(?=[^\\sa-z])|[\u3002\uff01\uff1f]\\s*")
+# Kana, ideographs, hangul: words run on without spaces, or inflect at their end.
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\"'\u201c\u2018])(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|No|Fig|e\.g|i\.e|cf|[A-Z])\.$"
 )
@@ -53,13 +58,17 @@ class Haystack:
 
     Attributes:
         sentences: In reading order.
-        source: ``"shipped"`` or the path it was read from.
+        source: ``"shipped"``, or the path or hub name it was read from.
         recycles: Whether sentences may come again, in a new order, once all have been used.
+        files: Number of files it was read from; 0 if it was generated.
+        truncated: Number of JSON Lines files whose last line was cut off and left out.
     """
 
     sentences: tuple[str, ...]
     source: str
     recycles: bool
+    files: int = 1
+    truncated: int = 0
 
     @property
     def hash(self) -> str:
@@ -67,31 +76,114 @@ class Haystack:
         return hashlib.sha256("\n".join(self.sentences).encode()).hexdigest()[:16]
 
     @classmethod
-    def load(cls, path: str | Path | None) -> Haystack:
-        """Read the shipped prose (``None``), a text file, or the ``.txt`` files of a folder.
+    def load(cls, path: HaystackSource, *, field: str = "text") -> Haystack:
+        """Read the shipped prose (``None``), a file, or the files of a folder.
+
+        A file is plain text, or JSON Lines (``.jsonl``) with the prose in one field. Of a folder all ``.txt`` files
+        are read in the order of their names, or, where it has none, all ``.jsonl`` files; a folder without either
+        is searched with its subfolders. The last line of a JSON Lines file may be cut off, as published ones are:
+        it is left out and counted in ``truncated``.
+
+        Args:
+            path: A file, a folder, ``"hub:owner/name/file"``, ``hub(...)``, or a Haystack, which is given back.
+            field: Of JSON Lines.
 
         Raises:
-            InvalidInput: If the path is absent, holds no text, or is not UTF-8.
+            InvalidInput: If the path is absent, holds no text, is not UTF-8, or a line is no JSON.
         """
+        if isinstance(path, Haystack):
+            return path
         if path is None:
             text = resources.files("mechheads.datasets").joinpath(SHIPPED).read_text(encoding="utf-8")
             return cls(tuple(split_sentences(text)), "shipped", True)
-        path = Path(path)
-        if path.is_dir():
-            files = sorted(p for p in path.iterdir() if p.suffix.lower() == ".txt" and p.is_file())
-            if not files:
-                raise InvalidInput(f"the haystack folder {path} holds no .txt file; put some prose in it.")
-        elif path.is_file():
-            files = [path]
-        else:
-            raise InvalidInput(
-                f"the haystack {path} does not exist; give a text file, a folder of .txt files, "
-                "or None for the prose that comes with mechheads."
-            )
-        sentences = tuple(s for f in files for s in split_sentences(_read(f)))
+        source = str(path)
+        if hubs.is_hub(path):
+            wanted = hubs.of(path)
+            source, path = str(wanted), wanted.fetch()
+        files = _files(Path(str(path)), source)
+        sentences: list[str] = []
+        truncated = 0
+        for file in files:
+            texts, cut = _texts(file, field)
+            truncated += cut
+            sentences += [s for text in texts for s in split_sentences(text)]
         if not sentences:
-            raise InvalidInput(f"the haystack {path} holds no text.")
-        return cls(sentences, str(path), False)
+            raise InvalidInput(f"the haystack {source} holds no text.")
+        return cls(tuple(sentences), source, False, len(files), truncated)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it was read from the caller's files rather than shipped or generated."""
+        return self.source != "shipped" and self.files > 0
+
+    def options(self) -> dict[str, Any]:
+        """Where it came from, for a trial set's options."""
+        out: dict[str, Any] = {"haystack": self.source, "haystack_hash": self.hash}
+        if self.is_own:
+            out |= {"haystack_files": self.files, "haystack_truncated_lines": self.truncated}
+        return out
+
+
+HaystackSource = str | Path | hubs.Hub | Haystack | None
+
+
+def _files(path: Path, source: str) -> list[Path]:
+    """The files of a haystack, sorted by their names in the folder, the same way on every system."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise InvalidInput(
+            f"the haystack {source} does not exist; give a text file, a folder of .txt files, "
+            "or None for the prose that comes with mechheads."
+        )
+    for walk in (path.iterdir, lambda: path.rglob("*")):
+        found = [p for p in walk() if p.is_file()]
+        for endings in ((".txt",), _LINES):
+            if files := [p for p in found if p.suffix.lower() in endings]:
+                return sorted(files, key=lambda p: p.relative_to(path).as_posix())
+    raise InvalidInput(f"the haystack folder {source} holds no .txt file and no .jsonl file; put some prose in it.")
+
+
+def _texts(path: Path, field: str) -> tuple[list[str], int]:
+    """The texts of one file, and 1 if its last line was cut off."""
+    if path.suffix.lower() not in _LINES:
+        return [_read(path)], 0
+    try:
+        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    except OSError as error:
+        raise InvalidInput(f"the haystack file {path} cannot be read: {error}") from error
+    last = max((i for i, line in enumerate(lines) if line.strip()), default=-1)
+    texts: list[str] = []
+    for i, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"))
+        except ValueError as error:  # of the encoding or of JSON
+            if i == last and texts:
+                return texts, 1
+            raise _bad_line(path, i + 1, error) from error
+        texts.append(_field(row, field, path, i + 1))
+    return texts, 0
+
+
+def _bad_line(path: Path, number: int, error: ValueError) -> InvalidInput:
+    kind = "UTF-8" if isinstance(error, UnicodeDecodeError) else "JSON"
+    return InvalidInput(
+        f"the haystack file {path}, line {number}, is not {kind}: {error}. Only a cut-off last line is passed over; "
+        "mend the line or take it out."
+    )
+
+
+def _field(row: Any, field: str, path: Path, number: int) -> str:
+    """The prose of one line."""
+    if not isinstance(row, dict) or not isinstance(row.get(field), str):
+        has = sorted(row) if isinstance(row, dict) else type(row).__name__
+        raise InvalidInput(
+            f"the haystack file {path}, line {number}, has no text field {field!r} (it has {has}); name the field: "
+            "haystack=Haystack.load(path, field=...)."
+        )
+    return row[field]
 
 
 def _read(path: Path) -> str:
@@ -197,8 +289,15 @@ class Window:
 
 def word_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
     """Pattern that finds any of the words or phrases as whole words, in any case."""
-    parts = [re.escape(w) for w in words if w]
-    return re.compile(rf"(?<!\w)(?:{'|'.join(parts)})(?!\w)" if parts else r"(?!)", re.IGNORECASE)
+    parts = [whole_word(w) for w in words if w]
+    return re.compile("|".join(parts) if parts else r"(?!)", re.IGNORECASE)
+
+
+def whole_word(word: str) -> str:
+    """Regular expression of a word or phrase with no letter or digit beside it (Chinese and the like: anywhere)."""
+    before = "" if _UNSPACED.match(word[0]) else r"(?<!\w)"
+    after = "" if _UNSPACED.match(word[-1]) else r"(?!\w)"
+    return f"{before}{re.escape(word)}{after}"
 
 
 def shuffled(items: Iterable[T], rng: random.Random) -> list[T]:

@@ -142,7 +142,7 @@ def _plain(runs: PatchRuns, metric: str) -> Float[Tensor, "layer head"]:
     gradients = torch.autograd.grad(value.sum(), [t for _, _, t in kept])
     out = torch.zeros(spec.n_layers, spec.n_heads)
     for (layer, at, z), gradient in zip(kept, gradients, strict=True):
-        moved = runs.z_clean[layer, at] - z[0].detach()
+        moved = runs.z_clean[layer, at].to(z) - z[0].detach()
         out[layer] += (gradient[0].float() * moved.float()).sum((0, 2)).cpu()
     return out
 
@@ -160,7 +160,7 @@ def _integrated(runs: PatchRuns, metric: str, steps: int) -> Float[Tensor, "laye
         kept: list[tuple[slice, Tensor]] = []
 
         def edit(t: Tensor, at: slice, layer: int = layer, kept: list[tuple[slice, Tensor]] = kept) -> Tensor:
-            rows = (t.detach() + far * moved[layer, at]).requires_grad_()
+            rows = (t.detach() + (far * moved[layer, at]).to(t)).requires_grad_()
             kept.append((at, rows))
             return rows
 
@@ -168,7 +168,7 @@ def _integrated(runs: PatchRuns, metric: str, steps: int) -> Float[Tensor, "laye
         values = read.metric(metric, logits)
         total = (values * torch.as_tensor(weights).to(values)).sum()
         for (at, _), gradient in zip(kept, torch.autograd.grad(total, [rows for _, rows in kept]), strict=True):
-            out[layer] += (gradient.float().sum(0) * moved[layer, at].float()).sum((0, 2)).cpu()
+            out[layer] += (gradient.float().sum(0).to(moved.device) * moved[layer, at].float()).sum((0, 2)).cpu()
     return out
 
 

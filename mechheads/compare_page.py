@@ -1,0 +1,510 @@
+"""The comparison in numbers, in words, in tables and on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from mechheads.agreement import Agreement, Dissociation
+from mechheads.methods.registry import get_method
+from mechheads.plots import (
+    ablation_curve,
+    agreement_matrix,
+    kv_group_view,
+    layer_profile,
+    method_scatter,
+    overlap_curves,
+    score_heatmaps,
+)
+from mechheads.plots.style import display_name, plural
+from mechheads.report import Section, write_report
+from mechheads.result_files import write_atomically
+from mechheads.scores import HeadScores, SweepResult
+
+if TYPE_CHECKING:
+    from mechheads.compare import CompareOptions, TaskResult
+
+CONTROL = "recall"
+ALIKE = 0.5  # Spearman from which two detectors are said to rank heads alike
+
+
+# -- numbers ------------------------------------------------------------------------------------
+
+
+def summarise(
+    results: Mapping[str, TaskResult], apart: Dissociation | None, options: CompareOptions, k: int
+) -> dict[str, Any]:
+    """Every number of the page, JSON-ready."""
+    any_scores = next(iter(next(iter(results.values())).scores.values()))
+    return {
+        "model": any_scores.meta["model"],
+        "options": {**asdict(options), "tasks": list(results), "methods": list(options.methods)},
+        "k": k,
+        "tasks": {name: _task_numbers(one, k) for name, one in results.items()},
+        "dissociation": None if apart is None else apart.to_dict(),
+    }
+
+
+def _task_numbers(result: TaskResult, k: int) -> dict[str, Any]:
+    scores = result.scores
+    gated = [one for name, one in scores.items() if get_method(name).gated]
+    out: dict[str, Any] = {
+        "n_calibration": max((len(one.trial_ids) for one in gated), default=0),
+        "n_kept": max((one.n_kept for one in gated), default=0),
+        "unranked": dict(result.unranked),
+        "methods": {name: _method_numbers(result, name, k) for name in result.ranked},
+    }
+    if result.agreement is not None:
+        rows = result.agreement.rows("spearman").sort_values("value", ascending=False)
+        out["families"] = families(result.agreement)
+        out["most_alike"] = _pair(rows.iloc[0])
+        out["least_alike"] = _pair(rows.iloc[-1])
+    if result.consensus is not None:
+        frame = result.consensus.frame
+        out["consensus"] = [
+            {"head": row["label"], "detectors": str(row["which"]).split(", ")}
+            for row in frame.loc[frame["count"] >= 2].head(2 * k).to_dict("records")
+        ]
+    if result.sweep is not None:
+        out["baseline"] = _cell(result.sweep, "none", 0, result.task)
+        out["control_baseline"] = _cell(result.sweep, "none", 0, CONTROL)
+        out["random"] = {
+            "task": _cell(result.sweep, "random", k, result.task),
+            "control": _cell(result.sweep, "random", k, CONTROL),
+        }
+        out["caveats"] = list(result.sweep.meta["caveats"])
+    return out
+
+
+def _pair(row: pd.Series) -> dict[str, Any]:
+    return {
+        "a": row["a"],
+        "b": row["b"],
+        "spearman": _number(row["value"]),
+        "ci": [_number(row["ci_low"]), _number(row["ci_high"])],
+    }
+
+
+def _number(value: Any) -> float | None:
+    """A JSON number; None for an undefined one."""
+    return None if value is None or not np.isfinite(value) else round(float(value), 4)
+
+
+def _method_numbers(result: TaskResult, name: str, k: int) -> dict[str, Any]:
+    """One detector: its heads, its reliability, what taking them out costs."""
+    one = result.scores[name]
+    out: dict[str, Any] = {
+        "unit": one.unit,
+        "n_kept": one.n_kept,
+        "reliability": _number(result.reliability[name]),
+        "top": one.ranking()[:k].labels,
+        "ties": result.ties.get(name, 0),
+    }
+    if result.sweep is not None:
+        lost = result.sweep.compare("none", name, k, "correct", result.task)
+        beyond = result.sweep.compare("random", name, k, "correct", result.task)
+        out |= {
+            "ablated": _cell(result.sweep, name, k, result.task),
+            "control": _cell(result.sweep, name, k, CONTROL),
+            "cost": _number(lost.difference.estimate),
+            "cost_ci": [_number(lost.difference.low), _number(lost.difference.high)],
+            "beyond_random": _number(beyond.difference.estimate),
+            "beyond_random_ci": [_number(beyond.difference.low), _number(beyond.difference.high)],
+            "p_beyond_random": _number(beyond.p_value),
+        }
+    return out
+
+
+def _cell(sweep: SweepResult, ranking: str, k: int, task: str) -> dict[str, Any]:
+    """Share of right answers in one cell, with its interval."""
+    curve = sweep.curve("correct", task=task)
+    rows = curve.loc[(curve["k"] == k) & ((curve["ranking"] == ranking) | (ranking == "none"))]
+    row = rows.iloc[0]
+    return {
+        "mean": _number(row["mean"]),
+        "ci": [_number(row["ci_low"]), _number(row["ci_high"])],
+        "n_trials": int(row["n_trials"]),
+        "n_draws": int(row["n_draws"]),
+    }
+
+
+def families(agreement: Agreement, *, alike: float = ALIKE) -> list[list[str]]:
+    """Detectors in groups: each is joined to every other that it ranks heads alike with, directly or through others.
+
+    Args:
+        agreement: Pairwise Spearman correlations.
+        alike: From this value on two detectors are alike.
+
+    Returns:
+        Groups, largest first; a detector like no other stands alone.
+    """
+    groups = [{name} for name in agreement.names]
+    for row in agreement.rows("spearman").to_dict("records"):
+        if np.isfinite(row["value"]) and row["value"] >= alike:
+            a, b = (next(g for g in groups if row[side] in g) for side in ("a", "b"))
+            if a is not b:
+                groups.remove(b)
+                a |= b
+    order = {name: i for i, name in enumerate(agreement.names)}
+    ordered = [sorted(g, key=order.__getitem__) for g in groups]
+    return sorted(ordered, key=lambda g: (-len(g), order[g[0]]))
+
+
+# -- words --------------------------------------------------------------------------------------
+
+
+def verdict(summary: Mapping[str, Any]) -> list[str]:
+    """The outcome in plain words, built from the numbers alone."""
+    lines = []
+    for task, numbers in summary["tasks"].items():
+        lines += _task_words(task, numbers, summary["k"])
+    if summary["dissociation"] is not None:
+        lines.append(_dissociation_words(summary["dissociation"]))
+    return lines
+
+
+def _task_words(task: str, numbers: Mapping[str, Any], k: int) -> list[str]:
+    if "baseline" not in numbers:
+        return [
+            f"On {task} nothing can be said: no detector could rank the heads. "
+            + "; ".join(f"{name}: {why}" for name, why in numbers["unranked"].items())
+            + "."
+        ]
+    base = numbers["baseline"]
+    lines = [
+        f"On {task} the model answers {share(base)} of the {base['n_trials']} test questions; "
+        f"{numbers['n_kept']} of {numbers['n_calibration']} calibration trials were answered rightly and choose the "
+        "heads."
+    ]
+    if "families" in numbers:
+        lines.append(_agreement_words(numbers))
+    lines.append(_cost_words(numbers, k))
+    lines.append(_control_words(numbers, k))
+    if numbers["unranked"]:
+        lines.append("Not ranked: " + "; ".join(f"{name} ({why})" for name, why in numbers["unranked"].items()) + ".")
+    return lines
+
+
+def _agreement_words(numbers: Mapping[str, Any]) -> str:
+    together = [g for g in numbers["families"] if len(g) > 1]
+    alone = [g[0] for g in numbers["families"] if len(g) == 1]
+    parts = []
+    if together:
+        parts.append(
+            "These rank the heads alike: "
+            + "; ".join(_names(g) for g in together)
+            + f" (each linked to another by a rank correlation of {ALIKE} or more)"
+        )
+    if alone:
+        parts.append(
+            f"on {'its' if len(alone) == 1 else 'their'} own {'is' if len(alone) == 1 else 'are'} {_names(alone)}"
+        )
+    most, least = numbers["most_alike"], numbers["least_alike"]
+    text = "; ".join(parts)
+    return (
+        f"{text[0].upper()}{text[1:]}. Closest are {most['a']} and {most['b']} ({most['spearman']:.2f}), furthest "
+        f"apart {least['a']} and {least['b']} ({least['spearman']:.2f})."
+    )
+
+
+def _cost_words(numbers: Mapping[str, Any], k: int) -> str:
+    """Which detectors' heads matter, beyond what as many random heads cost."""
+    base = numbers["baseline"]["mean"]
+    ranked = sorted(numbers["methods"].items(), key=lambda item: -item[1]["cost"])
+    matter = [(n, m) for n, m in ranked if m["beyond_random_ci"][0] is not None and m["beyond_random_ci"][0] > 0]
+    rest = [n for n, m in ranked if (n, m) not in matter]
+    random = numbers["random"]["task"]
+    lead = (
+        f"Mean-ablating {k} random heads leaves {share(random)} (mean of {plural(random['n_draws'], 'draw')} without "
+        f"any tested head; {base:.2f} without ablation). "
+    )
+    if not matter:
+        return lead + f"No detector's {k} best heads cost clearly more than that."
+    told = ", ".join(f"{n} {m['ablated']['mean']:.2f}" for n, m in matter)
+    text = f"{lead}Clearly below that, the {k} best heads of each taken out: {told}."
+    return text + (f" Not clearly more than random: {_names(rest)}." if rest else "")
+
+
+def _control_words(numbers: Mapping[str, Any], k: int) -> str:
+    base = numbers["control_baseline"]["mean"]
+    hurt = [
+        f"{n} ({m['control']['mean']:.2f})"
+        for n, m in numbers["methods"].items()
+        if m["control"]["ci"][1] is not None and m["control"]["ci"][1] < base
+    ]
+    text = f"Recall of facts that stand in no context, the control, is {base:.2f} without ablation"
+    if hurt:
+        return f"{text}; it falls, interval and all, below that without the heads of {', '.join(hurt)}: not specific."
+    return f"{text}, and no detector's {k} heads push its whole interval below that."
+
+
+def _dissociation_words(apart: Mapping[str, Any]) -> str:
+    a, b = apart["names"]
+    calls: dict[str, list[str]] = {"a_only": [], "b_only": [], "shared": []}
+    for row in apart["frame"]:
+        if row["call"] in calls:
+            calls[row["call"]].append(row["label"])
+    return (
+        f"Between the tasks, by {a} against {b}: {_heads(calls['shared'])} in the top {apart['k']} of both; clearly "
+        f"belonging to the first alone {_heads(calls['a_only'])}, to the second alone {_heads(calls['b_only'])}."
+    )
+
+
+def _heads(labels: list[str]) -> str:
+    if not labels:
+        return "no head"
+    shown = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
+    return f"{shown}"
+
+
+def _names(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def share(cell: Mapping[str, Any]) -> str:
+    """``0.77 [0.60, 0.90]``."""
+    low, high = cell["ci"]
+    return f"{cell['mean']:.2f}" + ("" if low is None else f" [{low:.2f}, {high:.2f}]")
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+
+def method_table(numbers: Mapping[str, Any], k: int) -> pd.DataFrame:
+    """One row a detector: what its best heads cost, most costly first."""
+    rows = []
+    for name, m in sorted(numbers["methods"].items(), key=lambda item: -item[1].get("cost", 0.0)):
+        row: dict[str, Any] = {"detector": name}
+        if "ablated" in m:
+            low, high = m["beyond_random_ci"]
+            row |= {
+                f"right without its {k}": share(m["ablated"]),
+                "cost beyond random": f"{m['beyond_random']:.2f}"
+                + ("" if low is None else f" [{low:.2f}, {high:.2f}]"),
+                "control": share(m["control"]),
+            }
+        row |= {
+            "reliability": "n/a" if m["reliability"] is None else f"{m['reliability']:.2f}",
+            "trials": m["n_kept"],
+            f"best {k} heads": " ".join(m["top"]) + (f" ({m['ties']} tied)" if m["ties"] else ""),
+        }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def write_tables(folder: Path, results: Mapping[str, TaskResult], summary: Mapping[str, Any]) -> None:
+    """compare.csv (a row a task and detector), agreement.csv (a row a pair and statistic)."""
+    rows, pairs = [], []
+    for task, one in results.items():
+        for name, m in summary["tasks"][task]["methods"].items():
+            flat = {k: v for k, v in m.items() if not isinstance(v, (dict, list))}
+            ablated = {
+                f"{what}_{key}": m[what][key] for what in ("ablated", "control") if what in m for key in ("mean",)
+            }
+            rows.append({"task": task, "method": name, **flat, **ablated, "top": " ".join(m["top"])})
+        if one.agreement is not None:
+            pairs.append(one.agreement.to_frame().assign(task=task))
+    _write_csv(folder / "compare.csv", pd.DataFrame(rows))
+    if pairs:
+        _write_csv(folder / "agreement.csv", pd.concat(pairs, ignore_index=True))
+
+
+def _write_csv(path: Path, frame: pd.DataFrame) -> None:
+    def write(target: Path) -> None:
+        frame.to_csv(target, index=False)
+
+    write_atomically(path, write)
+
+
+# -- the page -----------------------------------------------------------------------------------
+
+
+def write_page(
+    path: Path,
+    results: Mapping[str, TaskResult],
+    apart: Dissociation | None,
+    summary: Mapping[str, Any],
+    options: CompareOptions,
+    model: str,
+) -> Path:
+    """One self-contained page."""
+    name = summary["model"]["name"]
+    sections = [Section("Verdict", text=verdict(summary), verdict=True), _data_section(results, summary, options)]
+    for task, one in results.items():
+        sections += _task_sections(task, one, summary["tasks"][task], summary["k"])
+    if apart is not None:
+        sections.append(_apart_section(apart))
+    sections.append(Section("Caveats", items=_caveats(results, summary, options)))
+    first = next(iter(results.values()))
+    flags = {
+        "model": model,
+        **{"n": options.n, "context-length": options.context_length, "k": summary["k"], "draws": options.draws},
+        "n-control": options.n_control,
+        "seed": options.seed,
+    }
+    repeated = "".join(f" --task {t}" for t in options.tasks) + "".join(f" --method {m}" for m in options.methods)
+    return write_report(
+        path,
+        title=f"Which heads of {name} retrieve?",
+        question="Which attention heads retrieve in this model, how far do published detectors agree on them, and "
+        "whose heads matter?",
+        sections=sections,
+        provenance={
+            **{f"{first.task} {n}": s.meta for n, s in first.scores.items()},
+            **{f"{t} ablation": one.sweep.meta for t, one in results.items() if one.sweep is not None},
+            "seconds": summary["seconds"],
+        },
+        commands=[
+            "mechheads compare " + " ".join(f"--{k} {v}" for k, v in flags.items()) + repeated
+            + (" --chat" if options.chat else "")
+        ],
+    )  # fmt: skip
+
+
+def _data_section(results: Mapping[str, TaskResult], summary: Mapping[str, Any], options: CompareOptions) -> Section:
+    told = [
+        f"{task}: {numbers['n_calibration']} calibration prompts choose the heads ({numbers['n_kept']} answered "
+        "rightly and kept); others, with other needles and answers, test them."
+        for task, numbers in summary["tasks"].items()
+    ]
+    papers = [
+        f"{name}: {first_line(get_method(name).function.__doc__)}"
+        + (f" ({get_method(name).paper})" if get_method(name).paper else "")
+        for name in options.methods
+    ]
+    return Section(
+        "Data and detectors",
+        text=[
+            f"Prompts of {options.context_length} tokens{', through the chat template' if options.chat else ''}. "
+            f"The control asks {options.n_control} facts that stand in no context. All detectors that read the trials "
+            "share one capture."
+        ],
+        items=[*told, *papers],
+    )
+
+
+def first_line(text: str | None) -> str:
+    """The first sentence of a docstring."""
+    return " ".join((text or "").strip().split("\n\n")[0].split()).rstrip(".") + "."
+
+
+def _task_sections(task: str, one: TaskResult, numbers: Mapping[str, Any], k: int) -> list[Section]:
+    usable = {name: one.scores[name] for name in one.ranked}
+    if not usable:
+        return [Section(f"{display_name(task)}: nothing to rank", items=[f"{n}: {w}" for n, w in one.unranked.items()])]
+    sections = []
+    if one.sweep is not None:
+        sections.append(
+            Section(
+                f"{display_name(task)}: whose heads matter",
+                text=[
+                    f"The {k} best heads of each detector are set to their mean over the calibration prompts, at every "
+                    "position; an answer is right if it holds the gold answer as whole words. Cost beyond random is "
+                    f"the paired difference to {k} random heads, positive if the detector's heads cost more. "
+                    "Reliability is the rank correlation between two halves of the calibration trials, stepped up to all "
+                    "of them."
+                ],
+                figure=ablation_curve(one.sweep, metric="correct"),
+                figure_caption="Share of right answers without and with the heads taken out, with 95% intervals.",
+                table=method_table(numbers, k),
+                table_caption=f"Detectors on {task}, by what taking out their {k} best heads costs",
+            )
+        )
+    if one.agreement is not None:
+        sections.append(_agreement_section(task, one, usable, k))
+    sections.append(_maps_section(task, usable, k))
+    return sections
+
+
+def _agreement_section(task: str, one: TaskResult, usable: Mapping[str, HeadScores], k: int) -> Section:
+    assert one.agreement is not None and one.consensus is not None
+    first = next(iter(usable))
+    second = "attention_spatial" if "attention_spatial" in usable and first != "attention_spatial" else list(usable)[1]
+    shared = one.consensus.frame.head(2 * k)[["label", "count", "mean_rank", "which"]]
+    shared = shared.rename(
+        columns={"label": "head", "count": "detectors", "mean_rank": "mean rank", "which": "found by"}
+    )
+    return Section(
+        f"{display_name(task)}: which detectors agree",
+        text=[
+            f"Rank correlation over all heads, and how many of the {k} best are shared. Intervals are over trials; "
+            "detectors scored on the same trials are resampled together."
+        ],
+        figure=[
+            agreement_matrix(one.agreement, "spearman"),
+            agreement_matrix(one.agreement, "overlap", k=k),
+            overlap_curves(usable, reference=first),
+            method_scatter(usable[first], usable[second], k=k),
+        ],
+        figure_caption=[
+            "Spearman correlation of the scores of all heads.",
+            f"Heads shared by the {k} best of each.",
+            f"Share of the top k that each detector has in common with {first}.",
+            f"Every head under {first} and {second}; hover names it.",
+        ],
+        table=shared,
+        table_caption=f"Heads that most detectors have among their {k} best",
+    )
+
+
+def _maps_section(task: str, usable: Mapping[str, HeadScores], k: int) -> Section:
+    figures = [score_heatmaps(list(usable.values()), top=k), layer_profile(usable, k=k)]
+    captions = [
+        f"Score of every head by each detector; the {k} best outlined.",
+        "Where in depth the scores lie.",
+    ]
+    first = next(iter(usable.values()))
+    groups = first.meta["model"].get("n_key_value_heads")
+    if groups and groups < first.n_heads:
+        figures.append(kv_group_view(first))
+        captions.append(f"Key/value groups by {first.method}: what a KV cache can keep or drop.")
+    return Section(f"{display_name(task)}: the heads", figure=figures, figure_caption=captions)
+
+
+def _apart_section(apart: Dissociation) -> Section:
+    frame = apart.frame.loc[apart.frame["call"] != ""] if "call" in apart.frame else apart.frame
+    columns = [c for c in ("label", "difference", "ci_low", "ci_high", "call") if c in frame]
+    return Section(
+        "Heads of one task against heads of the other",
+        text=[
+            f"{apart.names[0]} against {apart.names[1]}: scores over their standard deviation, first less second; a "
+            "call is made only where a band over all heads excludes zero."
+        ],
+        table=frame[columns].head(30),
+        table_caption="Heads with a call",
+    )
+
+
+def _caveats(results: Mapping[str, TaskResult], summary: Mapping[str, Any], options: CompareOptions) -> list[str]:
+    out = [
+        "One model, one prompt format, one seed. Intervals are over trials, for random heads over draws too.",
+        f"Each detector is judged by its {summary['k']} best heads alone; it can be right about heads further down.",
+        "Induction, previous-token, duplicate-token and weight-only scores do not claim to find retrieval heads; they "
+        "show what those would give.",
+        "LOCOS and DLA are shown as published, on the raw unembedding: their values rank heads, they are not shares of "
+        "the logit (for those: unembed='normed').",
+    ]
+    for task, numbers in summary["tasks"].items():
+        if 0 < numbers["n_kept"] < 10:
+            out.append(
+                f"On {task} only {numbers['n_kept']} calibration trials were answered rightly: rankings are noisy."
+            )
+        base = numbers.get("baseline")
+        if base is not None and base["mean"] < 0.5:
+            out.append(
+                f"On {task} the model answers only {base['mean']:.2f} of the questions, so there is little to break "
+                "and intervals are wide."
+            )
+        for name, m in numbers["methods"].items():
+            if m["ties"]:
+                out.append(
+                    f"On {task}, {m['ties']} of the {summary['k']} best heads of {name} tie with others; which of them "
+                    "were taken out is an accident of their order."
+                )
+        out += numbers.get("caveats", [])
+    return out
