@@ -245,13 +245,9 @@ def _control_words(numbers: Mapping[str, Any], k: int) -> str:
 
 def _dissociation_words(apart: Mapping[str, Any]) -> str:
     a, b = apart["names"]
-    calls: dict[str, list[str]] = {"a_only": [], "b_only": [], "shared": []}
-    for row in apart["frame"]:
-        if row["call"] in calls:
-            calls[row["call"]].append(row["label"])
     return (
-        f"Between the tasks, by {a} against {b}: {_heads(calls['shared'])} in the top {apart['k']} of both; clearly "
-        f"belonging to the first alone {_heads(calls['a_only'])}, to the second alone {_heads(calls['b_only'])}."
+        f"Between the tasks, by {a} against {b}: {_heads(apart['shared'])} in the top {apart['k']} of both; clearly "
+        f"belonging to the first alone {_heads(apart['a_only'])}, to the second alone {_heads(apart['b_only'])}."
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tiny
+import torch
 from tiny import FIRST_WORD, HEADS, LAYERS, Reference
 
 import mechheads as mh
@@ -38,12 +39,6 @@ class Echo:
         return [*self.said, *([] if self.stop is None else [self.stop])]
 
 
-def attention(name: str, reference: Reference, tokens: Sequence[int]) -> list[np.ndarray]:
-    """For each layer ``[head query key]``; keys out of a layer's sight hold 0."""
-    del name
-    return reference.run(tokens).attention
-
-
 def seen(name: str, layer: int, query: int) -> range:
     """Positions of the keys that a query can see."""
     window = tiny.windows(name)[layer]
@@ -63,7 +58,7 @@ def wu(name: str, echo: Echo, reference: Reference, *, counting: str, span: str)
     """Copies over the span's tokens."""
     prompt = list(echo.trial.tokens)
     tokens = [*prompt, *echo.said]
-    rows = attention(name, reference, tokens)
+    rows = reference.run(tokens).attention
     needle = [p for s in echo.trial.spans["needle"] for p in range(s.start, s.stop)]
     if span == "answer":
         wanted = [echo.said[s] for s in echo.steps]
@@ -91,7 +86,7 @@ def contrastive(
 ) -> dict[str, np.ndarray]:
     """``plus``, ``minus`` and ``contrast``."""
     prompt = list(echo.trial.tokens)
-    rows = attention(name, reference, [*prompt, *echo.said])
+    rows = reference.run([*prompt, *echo.said]).attention
     needle = set(echo.trial.positions("needle"))
 
     def at_step(layer: int, head: int, step: int) -> float:
@@ -112,7 +107,7 @@ def contrastive(
 
 def headkv(name: str, trial: mh.Trial, reference: Reference, *, window: int) -> np.ndarray:
     """Most needle attention of any of the last prompt tokens."""
-    n, rows = len(trial.tokens), attention(name, reference, trial.tokens)
+    n, rows = len(trial.tokens), reference.run(trial.tokens).attention
     needle = trial.positions("needle")
 
     def one(layer: int, head: int) -> float:
@@ -126,14 +121,14 @@ def qrhead(
 ) -> dict[str, np.ndarray]:
     """``score``, ``raw`` and, with documents, ``first``; ``null`` is what stands for the question in the null prompt."""
     tokens, [question] = list(trial.tokens), trial.spans["question"]
-    rows = attention(name, reference, tokens)
+    rows = reference.run(tokens).attention
     last = question.stop if query == "question" else len(tokens)
     # The null prompt: a whole forward of its own.
     other: list[np.ndarray] | None = None
     null_last = 0
     if null is not None:
         without = [*tokens[: question.start], *null, *tokens[question.stop :]]
-        other = attention(name, reference, without)
+        other = reference.run(without).attention
         null_last = question.start + len(null) if query == "question" else len(without)
 
     def read(layer: int, head: int, key: int, *, calibrated: bool = True) -> float:
@@ -172,26 +167,24 @@ def echoes(name: str) -> tuple[Echo, ...]:
     reference = Reference(name)
     found: list[Echo] = []
     for i, (length, ends) in enumerate(((20, False), (27, False), (33, True))):
-        for seed in range(400):
-            echo = _echo(name, reference, length, ends, 1000 * i + seed, f"{name}-{i}")
-            if echo is not None:
-                found.append(echo)
-                break
-        else:
-            raise AssertionError(f"{name} never echoes its prompt of {length} tokens")
+        possible = (_echo(name, reference, line, ends, f"{name}-{i}") for line in _lines(reference, length + 6, seed=i))
+        found.append(next(echo for echo in possible if echo is not None))
     return tuple(found)
 
 
-def _echo(name: str, reference: Reference, length: int, ends: bool, seed: int, trial_id: str) -> Echo | None:
-    """One such trial, or None if the model stops, wavers or copies nothing."""
-    start = tiny.prompt(8, seed=seed)
-    tokens = [*start, *reference.greedy(start, length - 8)[0]]
-    said, _ = reference.greedy(tokens, 6)
-    if len(tokens) < length or len(said) < 6 or min(*tokens, *said) < FIRST_WORD:
-        return None
-    logits = np.sort(reference.logits([*tokens, *said])[length - 1 : -1], axis=-1)
-    if (logits[:, -1] - logits[:, -2]).min() < 0.02:
-        return None
+@torch.no_grad()
+def _lines(reference: Reference, length: int, *, seed: int, n: int = 150) -> list[list[int]]:
+    """Random starts of 8 words, gone on with greedily."""
+    starts = torch.tensor([tiny.prompt(8, seed=1000 * seed + i) for i in range(n)])
+    whole = reference.model.generate(
+        starts, attention_mask=torch.ones_like(starts), max_new_tokens=length - 8, do_sample=False
+    )
+    return [line for line in whole.tolist() if len(line) == length and min(line) >= FIRST_WORD]
+
+
+def _echo(name: str, reference: Reference, line: list[int], ends: bool, trial_id: str) -> Echo | None:
+    """A trial whose last 6 tokens the model says, or None if it wavers or copies nothing."""
+    tokens, said, length = line[:-6], line[-6:], len(line) - 6
     stop = None
     if ends:  # what the model says sixth is declared an end token, so it must not come earlier
         if said[5] in said[:5]:
@@ -202,6 +195,11 @@ def _echo(name: str, reference: Reference, length: int, ends: bool, seed: int, t
     # The needle ends three tokens before the prompt's end (the question's), within the reach of any window.
     needle = (length - 12, length - 3)
     held = any(tokens[p : p + 2] == wanted for p in range(needle[0], needle[1] - 1))
+    if not held and not ends:
+        return None
+    logits = np.sort(reference.logits(line)[length - 1 : -1], axis=-1)
+    if reference.greedy(tokens, 6)[0] != line[-6:] or (logits[:, -1] - logits[:, -2]).min() < 0.02:
+        return None
     trial = mh.Trial(
         id=trial_id,
         tokens=tokens,
@@ -209,5 +207,4 @@ def _echo(name: str, reference: Reference, length: int, ends: bool, seed: int, t
         answer=" ".join(f"w{t}" for t in wanted),
     )
     echo = Echo(trial, said, stop, [first, first + 1])
-    counts = wu(name, echo, reference, counting="step", span="needle")
-    return echo if counts.any() and held == (not ends) else None
+    return echo if ends or wu(name, echo, reference, counting="step", span="needle").any() else None

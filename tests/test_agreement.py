@@ -572,6 +572,15 @@ def test_equal_maps_are_seldom_told_apart():
     assert called <= 3  # one in twenty is promised
 
 
+def test_calls_rest_on_the_band_of_all_heads():
+    a, b = noisy(truth(), 12, noise=2.0), noisy(0.5 * truth() + 0.6 * truth(seed=3), 12, noise=2.0, seed=1, ids="u")
+    frame = dissociation(a, b, k=15, n_boot=300).frame
+    only = frame["top_a"] & ~frame["top_b"]
+    alone = only & (frame["ci_low"] > 0) & (frame["all_low"] <= 0)  # would be called if looked at by itself
+    assert alone.any() and set(frame.loc[alone, "call"]) == {""}
+    assert set(frame.loc[only & (frame["all_low"] > 0), "call"]) <= {"a_only"}
+
+
 def test_dissociation_without_trials_calls_no_difference():
     a, b = make(truth()[None], ["weights"], method="x"), make(truth(seed=1)[None], ["weights"], method="y")
     result = dissociation(a, b, k=5)

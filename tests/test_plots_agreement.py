@@ -222,6 +222,9 @@ def test_scatter_of_a_large_model_says_what_it_leaves_out(monkeypatch):
     drawn = {t.name: len(t.x) for t in figure.data}
     assert sum(drawn.values()) == 500
     assert drawn["Top 10 of LOCOS"] + drawn["Top 10 of both"] == 10
+    others = next(t for t in figure.data if t.name == "Other heads")
+    layers = [int(text.split("H")[0].removeprefix("<b>L")) for text in others.customdata]
+    assert 20 < np.mean(layers) < 44  # from all over the model
     assert "500 of 4096 heads drawn" in figure.layout.title.subtitle.text
     assert "Only 500 are drawn" in describe(figure)
 
