@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -160,7 +161,18 @@ def score(
     chat: ChatOption = False,
     haystack: HaystackOption = None,
     unembed: Annotated[
-        str | None, typer.Option(help="raw (as published), normed (exact share of the logit) or centered.")
+        str | None,
+        typer.Option(help="raw (as published), normed (exact share of the logit), centered or tuned_lens."),
+    ] = None,
+    lens: Annotated[Path | None, typer.Option(help="A tuned lens file, for --unembed tuned_lens.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-O",
+            help="An option of the methods, NAME=VALUE, or of one of them, METHOD.NAME=VALUE; repeat. "
+            "'mechheads methods' lists them.",
+        ),
     ] = None,
     pooling: Annotated[
         str, typer.Option(help="step: every answer step weighs the same; trial: every trial does.")
@@ -190,18 +202,26 @@ def score(
         folder = writable_folder(out)
         for name in method or ():
             get_method(name)
+        _method_options(option or (), unembed, lens)
         ca = load_analysis(model, dtype)
         chosen = make_trials(
             trials, ca.model, n=n, context_length=context_length, seed=seed, chat=chat, haystack=haystack
         )
         chosen = chosen if split == "all" or not chosen.splits else chosen.split(split)
-        own = {} if unembed is None else {"unembed": unembed}
+        own = _method_options(option or (), unembed, lens)
         found = ca.score(
             method or ["locos"], chosen, pooling=pooling, rouge_threshold=rouge_threshold,
             max_new_tokens=max_new_tokens, batch_size=batch_size, **own,
         )  # fmt: skip
         for name, one in found.items():
             one.save(folder / f"{name}.parquet")
+        empty = [name for name, one in found.items() if not one.n_kept]
+        if len(empty) == len(found):
+            found[empty[0]].mean()  # raises, saying why no trial is kept
+        for name in empty:
+            say(escape(f"{name}: no trial is kept, so it ranks nothing ({_reasons(found[name])})"))
+        found = {name: one for name, one in found.items() if one.n_kept}
+        for name, one in found.items():
             one.to_frame(ci=True).to_csv(folder / f"{name}.csv", index=False)
         first = next(iter(found.values()))
         summary = {
@@ -209,11 +229,10 @@ def score(
             "trials": first.meta["trials"],
             "n_trials": len(first.trial_ids),
             "n_kept": first.n_kept,
+            "without_trials": empty,
             "complete": first.meta["complete"],
             "top": {
-                name: [
-                    {"head": str(h), "score": one.score_of(h)} for h in one.top(min(top, one.n_layers * one.n_heads))
-                ]
+                name: [{"head": str(h), "score": one.score_of(h)} for h in one.ranking()[:top]]
                 for name, one in found.items()
             },
         }
@@ -396,6 +415,31 @@ def _write_sweep(folder: Path, sweep: Any) -> Any:
         provenance={"sweep": sweep.meta},
     )
     return curve
+
+
+def _method_options(given: Sequence[str], unembed: str | None, lens: Path | None) -> dict[str, Any]:
+    """Options of the methods from ``NAME=VALUE`` and ``METHOD.NAME=VALUE``; values are JSON, or else text."""
+    out: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        method, _, name = key.strip().rpartition(".")
+        if not equals or not name:
+            raise InvalidInput(f"--option {text!r}: write NAME=VALUE or METHOD.NAME=VALUE, such as wu.counting=step.")
+        try:
+            parsed = json.loads(value)
+        except json.JSONDecodeError:
+            parsed = value
+        (out.setdefault(method, {}) if method else out)[name] = parsed
+    out |= {} if unembed is None else {"unembed": unembed}
+    return out | ({} if lens is None else {"lens": str(lens)})
+
+
+def _reasons(scores: Any) -> str:
+    """Why trials are not kept, most frequent first."""
+    from collections import Counter
+
+    counted = Counter(str(r.get("reason")) for r in scores.records)
+    return "; ".join(f"{n} x {why}" for why, n in counted.most_common(3))
 
 
 def _reads(method: Any) -> str:

@@ -65,7 +65,8 @@ def compare(
     from rich.markup import escape
 
     from mechheads.compare import METHODS, CompareOptions, run_compare
-    from mechheads.compare_page import method_table, verdict
+    from mechheads.compare_page import method_table
+    from mechheads.compare_summary import verdict
 
     say = sayer(as_json)
     with reported_errors():

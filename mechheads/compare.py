@@ -13,6 +13,7 @@ import numpy as np
 
 from mechheads.agreement import Agreement, Consensus, Dissociation, agreement, consensus, dissociation, split_half
 from mechheads.analysis import CircuitAnalysis
+from mechheads.compare_summary import CONTROL
 from mechheads.datasets import needles, recall
 from mechheads.demo import writable_folder, write_json
 from mechheads.errors import InvalidInput
@@ -37,10 +38,8 @@ METHODS = (
     "duplicate_token",
     "ov_copying",
 )
-CONTROL = "recall"
 MAX_NEW_TOKENS = 12
 MAX_CONTROL_TOKENS = 6
-ALIKE = 0.5  # Spearman above which two detectors are said to rank heads alike
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,8 @@ def run_compare(
         UnknownName: For an unknown method or task, before anything is computed.
         OutputNotWritable: If the folder cannot be written, likewise.
     """
-    from mechheads.compare_page import summarise, write_page, write_tables
+    from mechheads.compare_page import write_page, write_tables
+    from mechheads.compare_summary import summarise
 
     started = time.time()
     folder = writable_folder(out)

@@ -1,16 +1,15 @@
-"""The comparison in numbers, in words, in tables and on one page."""
+"""A comparison of detectors in tables and on one page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
-from mechheads.agreement import Agreement, Dissociation
+from mechheads.agreement import Dissociation
+from mechheads.compare_summary import share, verdict
 from mechheads.methods.registry import get_method
 from mechheads.plots import (
     ablation_curve,
@@ -21,251 +20,13 @@ from mechheads.plots import (
     overlap_curves,
     score_heatmaps,
 )
-from mechheads.plots.style import display_name, plural
+from mechheads.plots.style import display_name
 from mechheads.report import Section, write_report
 from mechheads.result_files import write_atomically
-from mechheads.scores import HeadScores, SweepResult
+from mechheads.scores import HeadScores
 
 if TYPE_CHECKING:
     from mechheads.compare import CompareOptions, TaskResult
-
-CONTROL = "recall"
-ALIKE = 0.5  # Spearman from which two detectors are said to rank heads alike
-
-
-# -- numbers ------------------------------------------------------------------------------------
-
-
-def summarise(
-    results: Mapping[str, TaskResult], apart: Dissociation | None, options: CompareOptions, k: int
-) -> dict[str, Any]:
-    """Every number of the page, JSON-ready."""
-    any_scores = next(iter(next(iter(results.values())).scores.values()))
-    return {
-        "model": any_scores.meta["model"],
-        "options": {**asdict(options), "tasks": list(results), "methods": list(options.methods)},
-        "k": k,
-        "tasks": {name: _task_numbers(one, k) for name, one in results.items()},
-        "dissociation": None if apart is None else apart.to_dict(),
-    }
-
-
-def _task_numbers(result: TaskResult, k: int) -> dict[str, Any]:
-    scores = result.scores
-    gated = [one for name, one in scores.items() if get_method(name).gated]
-    out: dict[str, Any] = {
-        "n_calibration": max((len(one.trial_ids) for one in gated), default=0),
-        "n_kept": max((one.n_kept for one in gated), default=0),
-        "unranked": dict(result.unranked),
-        "methods": {name: _method_numbers(result, name, k) for name in result.ranked},
-    }
-    if result.agreement is not None:
-        rows = result.agreement.rows("spearman").sort_values("value", ascending=False)
-        out["families"] = families(result.agreement)
-        out["most_alike"] = _pair(rows.iloc[0])
-        out["least_alike"] = _pair(rows.iloc[-1])
-    if result.consensus is not None:
-        frame = result.consensus.frame
-        out["consensus"] = [
-            {"head": row["label"], "detectors": str(row["which"]).split(", ")}
-            for row in frame.loc[frame["count"] >= 2].head(2 * k).to_dict("records")
-        ]
-    if result.sweep is not None:
-        out["baseline"] = _cell(result.sweep, "none", 0, result.task)
-        out["control_baseline"] = _cell(result.sweep, "none", 0, CONTROL)
-        out["random"] = {
-            "task": _cell(result.sweep, "random", k, result.task),
-            "control": _cell(result.sweep, "random", k, CONTROL),
-        }
-        out["caveats"] = list(result.sweep.meta["caveats"])
-    return out
-
-
-def _pair(row: pd.Series) -> dict[str, Any]:
-    return {
-        "a": row["a"],
-        "b": row["b"],
-        "spearman": _number(row["value"]),
-        "ci": [_number(row["ci_low"]), _number(row["ci_high"])],
-    }
-
-
-def _number(value: Any) -> float | None:
-    """A JSON number; None for an undefined one."""
-    return None if value is None or not np.isfinite(value) else round(float(value), 4)
-
-
-def _method_numbers(result: TaskResult, name: str, k: int) -> dict[str, Any]:
-    """One detector: its heads, its reliability, what taking them out costs."""
-    one = result.scores[name]
-    out: dict[str, Any] = {
-        "unit": one.unit,
-        "n_kept": one.n_kept,
-        "reliability": _number(result.reliability[name]),
-        "top": one.ranking()[:k].labels,
-        "ties": result.ties.get(name, 0),
-    }
-    if result.sweep is not None:
-        lost = result.sweep.compare("none", name, k, "correct", result.task)
-        beyond = result.sweep.compare("random", name, k, "correct", result.task)
-        out |= {
-            "ablated": _cell(result.sweep, name, k, result.task),
-            "control": _cell(result.sweep, name, k, CONTROL),
-            "cost": _number(lost.difference.estimate),
-            "cost_ci": [_number(lost.difference.low), _number(lost.difference.high)],
-            "beyond_random": _number(beyond.difference.estimate),
-            "beyond_random_ci": [_number(beyond.difference.low), _number(beyond.difference.high)],
-            "p_beyond_random": _number(beyond.p_value),
-        }
-    return out
-
-
-def _cell(sweep: SweepResult, ranking: str, k: int, task: str) -> dict[str, Any]:
-    """Share of right answers in one cell, with its interval."""
-    curve = sweep.curve("correct", task=task)
-    rows = curve.loc[(curve["k"] == k) & ((curve["ranking"] == ranking) | (ranking == "none"))]
-    row = rows.iloc[0]
-    return {
-        "mean": _number(row["mean"]),
-        "ci": [_number(row["ci_low"]), _number(row["ci_high"])],
-        "n_trials": int(row["n_trials"]),
-        "n_draws": int(row["n_draws"]),
-    }
-
-
-def families(agreement: Agreement, *, alike: float = ALIKE) -> list[list[str]]:
-    """Detectors in groups: each is joined to every other that it ranks heads alike with, directly or through others.
-
-    Args:
-        agreement: Pairwise Spearman correlations.
-        alike: From this value on two detectors are alike.
-
-    Returns:
-        Groups, largest first; a detector like no other stands alone.
-    """
-    groups = [{name} for name in agreement.names]
-    for row in agreement.rows("spearman").to_dict("records"):
-        if np.isfinite(row["value"]) and row["value"] >= alike:
-            a, b = (next(g for g in groups if row[side] in g) for side in ("a", "b"))
-            if a is not b:
-                groups.remove(b)
-                a |= b
-    order = {name: i for i, name in enumerate(agreement.names)}
-    ordered = [sorted(g, key=order.__getitem__) for g in groups]
-    return sorted(ordered, key=lambda g: (-len(g), order[g[0]]))
-
-
-# -- words --------------------------------------------------------------------------------------
-
-
-def verdict(summary: Mapping[str, Any]) -> list[str]:
-    """The outcome in plain words, built from the numbers alone."""
-    lines = []
-    for task, numbers in summary["tasks"].items():
-        lines += _task_words(task, numbers, summary["k"])
-    if summary["dissociation"] is not None:
-        lines.append(_dissociation_words(summary["dissociation"]))
-    return lines
-
-
-def _task_words(task: str, numbers: Mapping[str, Any], k: int) -> list[str]:
-    if "baseline" not in numbers:
-        return [
-            f"On {task} nothing can be said: no detector could rank the heads. "
-            + "; ".join(f"{name}: {why}" for name, why in numbers["unranked"].items())
-            + "."
-        ]
-    base = numbers["baseline"]
-    lines = [
-        f"On {task} the model answers {share(base)} of the {base['n_trials']} test questions; "
-        f"{numbers['n_kept']} of {numbers['n_calibration']} calibration trials were answered rightly and choose the "
-        "heads."
-    ]
-    if "families" in numbers:
-        lines.append(_agreement_words(numbers))
-    lines.append(_cost_words(numbers, k))
-    lines.append(_control_words(numbers, k))
-    if numbers["unranked"]:
-        lines.append("Not ranked: " + "; ".join(f"{name} ({why})" for name, why in numbers["unranked"].items()) + ".")
-    return lines
-
-
-def _agreement_words(numbers: Mapping[str, Any]) -> str:
-    together = [g for g in numbers["families"] if len(g) > 1]
-    alone = [g[0] for g in numbers["families"] if len(g) == 1]
-    parts = []
-    if together:
-        parts.append(
-            "These rank the heads alike: "
-            + "; ".join(_names(g) for g in together)
-            + f" (each linked to another by a rank correlation of {ALIKE} or more)"
-        )
-    if alone:
-        parts.append(
-            f"on {'its' if len(alone) == 1 else 'their'} own {'is' if len(alone) == 1 else 'are'} {_names(alone)}"
-        )
-    most, least = numbers["most_alike"], numbers["least_alike"]
-    text = "; ".join(parts)
-    return (
-        f"{text[0].upper()}{text[1:]}. Closest are {most['a']} and {most['b']} ({most['spearman']:.2f}), furthest "
-        f"apart {least['a']} and {least['b']} ({least['spearman']:.2f})."
-    )
-
-
-def _cost_words(numbers: Mapping[str, Any], k: int) -> str:
-    """Which detectors' heads matter, beyond what as many random heads cost."""
-    base = numbers["baseline"]["mean"]
-    ranked = sorted(numbers["methods"].items(), key=lambda item: -item[1]["cost"])
-    matter = [(n, m) for n, m in ranked if m["beyond_random_ci"][0] is not None and m["beyond_random_ci"][0] > 0]
-    rest = [n for n, m in ranked if (n, m) not in matter]
-    random = numbers["random"]["task"]
-    lead = (
-        f"Mean-ablating {k} random heads leaves {share(random)} (mean of {plural(random['n_draws'], 'draw')} without "
-        f"any tested head; {base:.2f} without ablation). "
-    )
-    if not matter:
-        return lead + f"No detector's {k} best heads cost clearly more than that."
-    told = ", ".join(f"{n} {m['ablated']['mean']:.2f}" for n, m in matter)
-    text = f"{lead}Clearly below that, the {k} best heads of each taken out: {told}."
-    return text + (f" Not clearly more than random: {_names(rest)}." if rest else "")
-
-
-def _control_words(numbers: Mapping[str, Any], k: int) -> str:
-    base = numbers["control_baseline"]["mean"]
-    hurt = [
-        f"{n} ({m['control']['mean']:.2f})"
-        for n, m in numbers["methods"].items()
-        if m["control"]["ci"][1] is not None and m["control"]["ci"][1] < base
-    ]
-    text = f"Recall of facts that stand in no context, the control, is {base:.2f} without ablation"
-    if hurt:
-        return f"{text}; it falls, interval and all, below that without the heads of {', '.join(hurt)}: not specific."
-    return f"{text}, and no detector's {k} heads push its whole interval below that."
-
-
-def _dissociation_words(apart: Mapping[str, Any]) -> str:
-    a, b = apart["names"]
-    return (
-        f"Between the tasks, by {a} against {b}: {_heads(apart['shared'])} in the top {apart['k']} of both; clearly "
-        f"belonging to the first alone {_heads(apart['a_only'])}, to the second alone {_heads(apart['b_only'])}."
-    )
-
-
-def _heads(labels: list[str]) -> str:
-    if not labels:
-        return "no head"
-    shown = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
-    return f"{shown}"
-
-
-def _names(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
-
-
-def share(cell: Mapping[str, Any]) -> str:
-    """``0.77 [0.60, 0.90]``."""
-    low, high = cell["ci"]
-    return f"{cell['mean']:.2f}" + ("" if low is None else f" [{low:.2f}, {high:.2f}]")
 
 
 # -- tables -------------------------------------------------------------------------------------
@@ -402,8 +163,8 @@ def _task_sections(task: str, one: TaskResult, numbers: Mapping[str, Any], k: in
                     f"The {k} best heads of each detector are set to their mean over the calibration prompts, at every "
                     "position; an answer is right if it holds the gold answer as whole words. Cost beyond random is "
                     f"the paired difference to {k} random heads, positive if the detector's heads cost more. "
-                    "Reliability is the rank correlation between two halves of the calibration trials, stepped up to all "
-                    "of them."
+                    "Reliability is the rank correlation between two halves of the calibration trials, stepped up "
+                    "to all of them."
                 ],
                 figure=ablation_curve(one.sweep, metric="correct"),
                 figure_caption="Share of right answers without and with the heads taken out, with 95% intervals.",

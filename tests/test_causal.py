@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from mechheads.interventions import apply
 from mechheads.methods.causal import attribution_patching, cri, radau
 from mechheads.methods.registry import get_method
 from mechheads.model import Model
-from mechheads.patching import PatchRuns, Readout, filler_token, make_pair
+from mechheads.patching import METRICS, Pair, PatchRuns, Readout, filler_token, make_pair
 
 FILLER = 7
 HEADS = [(layer, head) for layer in range(tiny.LAYERS) for head in range(tiny.HEADS)]
@@ -180,7 +180,7 @@ def test_gold_is_what_the_model_says_there_and_what_it_says_before_is_forced(lla
 
 def test_the_counterfactual_is_the_likeliest_other_token() -> None:
     logits = torch.tensor([[[0.0, 3.0, 2.0, 1.0]]])
-    pair = mh.patching.Pair(clean=(1, 2), corrupt=(1, 3), answer=(1,), start=1)
+    pair = Pair(clean=(1, 2), corrupt=(1, 3), answer=(1,), start=1)
     assert Readout.of(pair, logits).counterfactual == 2
     assert Readout.of(replace(pair, answer=(0,)), logits).counterfactual == 1
 
@@ -197,26 +197,27 @@ def test_undefined_where_the_answer_was_not_said(llama: Model, method: Any) -> N
 # -- attribution patching ----------------------------------------------------------------------------------
 
 
-def worth(each: Slow, metric: str) -> np.ndarray:
-    """Derivative of the metric along each head's move from corrupted to clean, by central differences."""
-    out = np.zeros((len(each.z_clean), tiny.HEADS))
+def worth(each: Slow) -> dict[str, np.ndarray]:
+    """Derivatives of both metrics along each head's move from corrupted to clean, by central differences."""
+    out = {metric: np.zeros((len(each.z_clean), tiny.HEADS)) for metric in METRICS}
     step = 2e-3 if each.z_clean[0].dtype == torch.float32 else 2e-4  # short: OPT has kinks, gpt-oss jumps
     for layer, head in HEADS:
-        up, down = (each.moved(layer, [head], sign * step)[metric] for sign in (1, -1))
-        out[layer, head] = (up - down) / (2 * step)
+        up, down = (each.moved(layer, [head], sign * step) for sign in (1, -1))
+        for metric in METRICS:
+            out[metric][layer, head] = (up[metric] - down[metric]) / (2 * step)
     return out
 
 
-@pytest.mark.parametrize("metric", ["logit_diff", "logprob"])
 @each_architecture
-def test_attribution_is_the_derivative_along_the_patch(name: str, metric: str) -> None:
+def test_attribution_is_the_derivative_along_the_patch(name: str) -> None:
     model = tiny.shared(name)
     for each in slow(name)[:2]:
-        got = attribution_patching(model, each.case.trial, filler=FILLER, metric=metric, max_new_tokens=5)
-        close(got, worth(each, metric), 1e-2)
+        for metric, want in worth(each).items():
+            got = attribution_patching(model, each.case.trial, filler=FILLER, metric=metric, max_new_tokens=5)
+            close(got, want, 1e-2)
 
 
-@pytest.mark.parametrize("metric", ["logit_diff", "logprob"])
+@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2"])
 def test_integrated_scores_of_a_layer_add_up_to_patching_all_of_it(name: str, metric: str) -> None:
     model, each = tiny.shared(name), slow(name)[1]
@@ -322,7 +323,7 @@ def test_interventions_in_force_act_in_every_run(site: str, method: Any) -> None
     if method is cri:
         close(got, each.cri()["logit_diff"])
     else:
-        close(got, worth(each, "logit_diff"), 1e-2)
+        close(got, worth(each)["logit_diff"], 1e-2)
 
 
 def test_a_hook_that_counts_positions_sees_whole_prompts(llama: Model) -> None:
@@ -425,7 +426,7 @@ def test_fillers(llama: Model) -> None:
 
 def test_what_cannot_be_scored_is_refused(llama: Model) -> None:
     trial = slow("llama")[0].case.trial
-    with pytest.raises(UnknownName, match="unknown metric 'logits'. Did you mean 'logit_diff'"):
+    with pytest.raises(UnknownName, match=r"unknown metric 'logits'\. Did you mean 'logit_diff'"):
         cri(llama, trial, filler=FILLER, metric="logits")
     with pytest.raises(UnknownName, match="unknown metric 'kl'"):
         attribution_patching(llama, trial, filler=FILLER, metric="kl")

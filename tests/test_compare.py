@@ -18,7 +18,8 @@ import mechheads as mh
 from mechheads import compare as module
 from mechheads.cli import app
 from mechheads.compare import CompareOptions, CompareResult, run_compare, tied
-from mechheads.compare_page import families, method_table, verdict
+from mechheads.compare_page import method_table
+from mechheads.compare_summary import families, verdict
 
 CHEAP = ("locos", "attention_spatial", "dla", "wu", "headkv", "previous_token", "ov_copying")
 LENGTHS = (20, 13, 17, 29, 13, 8, 15, 22)
