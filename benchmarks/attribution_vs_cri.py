@@ -87,9 +87,7 @@ def main() -> None:
     print(f"\n{'cost':<34} {'CPU s a trial':>13} {'captures':>9}")
     for name, times in spent.items():
         print(f"{name:<34} {np.mean(times):>13.2f} {np.sum(times) / np.sum(spent['capture']):>9.1f}")
-    print(
-        "\nagreement with cri of the same metric: Spearman, mean over trials and of the mean map; top-k overlap of mean maps"
-    )
+    print("\nagreement with cri of the same metric: Spearman by trial and of the mean map, top-k overlap of mean maps")
     print(f"{'':<34} {'by trial':>9} {'of mean':>8} {'top 5':>6} {'top 10':>7} {'top 20':>7}")
     for name, found in maps.items():
         if name in (CRI, OTHER):

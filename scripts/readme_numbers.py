@@ -1,6 +1,7 @@
-"""Put what ``make demo`` measured into README.md, and keep the measurement in docs/demo_summary.json.
+"""Put what the commands measured into README.md and docs/detectors.md, and keep the measurements in docs/.
 
-Usage: python scripts/readme_numbers.py [demo-out]
+Usage: python scripts/readme_numbers.py demo-out          (what ``make demo`` wrote)
+       python scripts/readme_numbers.py compare-out       (what ``mechheads compare`` wrote)
 """
 
 from __future__ import annotations
@@ -10,31 +11,67 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from mechheads.compare_page import method_table
+from mechheads.compare_summary import verdict
 from mechheads.demo import accuracy_table
 
 ROOT = Path(__file__).parent.parent
 SUMMARY = ROOT / "docs" / "demo_summary.json"
+COMPARE = ROOT / "docs" / "compare_summary.json"
 START, END = "<!-- demo numbers -->", "<!-- end of demo numbers -->"
+COMPARE_START, COMPARE_END = "<!-- compare numbers -->", "<!-- end of compare numbers -->"
+
+
+def rows(table: pd.DataFrame) -> list[str]:
+    """A data frame as Markdown lines."""
+    lines = ["| " + " | ".join(table.columns) + " |", "| --- " * len(table.columns) + "|"]
+    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in table.itertuples(index=False)]
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """The accuracy table and the best heads, as Markdown."""
-    table = accuracy_table(summary)
-    lines = ["| " + " | ".join(table.columns) + " |", "| --- " * len(table.columns) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in table.itertuples(index=False)]
+    """The demonstration's accuracy table and best heads."""
     top = {name: ", ".join(heads[:5]) for name, heads in summary["top"].items()}
-    lines += ["", f"Best heads by LOCOS: {top['locos']}; by attention alone: {top['attention_spatial']}."]
+    return "\n".join(
+        [
+            *rows(accuracy_table(summary)),
+            "",
+            f"Best heads by LOCOS: {top['locos']}; by attention alone: {top['attention_spatial']}.",
+        ]
+    )
+
+
+def compare_markdown(summary: dict[str, Any]) -> str:
+    """The comparison's verdict, and a table of detectors for each task."""
+    lines = [f"* {line}" for line in verdict(summary)]
+    for task, numbers in summary["tasks"].items():
+        lines += ["", f"**{task}**", "", *rows(method_table(numbers, summary["k"]))]
     return "\n".join(lines)
 
 
+def put(path: Path, start: str, end: str, text: str) -> None:
+    """Rewrite the block between two marks of a file."""
+    before, rest = path.read_text(encoding="utf-8").split(start)
+    after = rest.split(end)[1]
+    path.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+
+
+def keep(path: Path, summary: dict[str, Any]) -> None:
+    """Keep a measurement."""
+    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+
 def main(folder: Path) -> None:
-    """Rewrite the block between the two marks."""
+    """Rewrite the blocks of the command that wrote the folder."""
+    if (folder / "compare.json").exists():
+        summary = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+        put(ROOT / "docs" / "detectors.md", COMPARE_START, COMPARE_END, compare_markdown(summary))
+        keep(COMPARE, summary)
+        return
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text(encoding="utf-8").split(START)
-    after = rest.split(END)[1]
-    readme.write_text(f"{before}{START}\n\n{markdown(summary)}\n\n{END}{after}", encoding="utf-8")
-    SUMMARY.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    put(ROOT / "README.md", START, END, markdown(summary))
+    keep(SUMMARY, summary)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,18 @@ def test_the_numbers_are_those_of_the_recorded_demo() -> None:
     assert not re.search(r"\b0\.\d\d \[", README.replace(block, "")), "a number outside the measured block"
 
 
+def test_the_comparison_is_the_recorded_one() -> None:
+    numbers = script("readme_numbers")
+    summary = json.loads(numbers.COMPARE.read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "detectors.md").read_text(encoding="utf-8")
+    block = page.split(numbers.COMPARE_START)[1].split(numbers.COMPARE_END)[0]
+    assert block.strip() == numbers.compare_markdown(summary).strip()
+    assert not re.search(r"\b0\.\d\d \[", page.replace(block, "")), "a number outside the measured block"
+
+
 def test_python_blocks_parse_and_name_things_that_exist() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mh":

@@ -77,6 +77,8 @@ class Method:
 
     def unit_for(self, options: Mapping[str, Any]) -> str:
         """The unit under these options: without the final norm, logits are not shares of the model's logit."""
+        if options.get("metric") == "logprob":
+            return "nats"
         return f"{self.unit}, norm left out" if options.get("unembed") in ("raw", "centered") else self.unit
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
