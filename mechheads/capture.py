@@ -48,6 +48,8 @@ class _Collector(Observer):
     ):
         self.model, self.needs, self.tail = model, needs, tail
         self.prompts, self.nulls = prompts, nulls
+        # Rows kept of a run: the tail, and more of a null variant whose ending is longer.
+        self.kept = tail
         self.fresh: _Step = {}
         self.rows = [_Rows() for _ in prompts]
         self.null_rows = [_Rows() for _ in nulls]
@@ -71,7 +73,7 @@ class _Collector(Observer):
 
     def _keep(self, name: str, layer: int, axis: int) -> HookFn:
         def hook(t: Tensor) -> None:
-            n = min(self.tail, t.shape[axis])
+            n = min(self.kept, t.shape[axis])
             self.fresh[name, layer] = t.detach().narrow(axis, t.shape[axis] - n, n).clone()
 
         return hook
@@ -79,7 +81,7 @@ class _Collector(Observer):
     def _keep_qk(self, layer: int):
         def keep(name: str, t: Tensor) -> None:
             if name == "q":
-                self.fresh[name, layer] = t.detach()[..., -self.tail :, :].clone()
+                self.fresh[name, layer] = t.detach()[..., -self.kept :, :].clone()
             else:
                 self.whole_keys[layer] = t.detach()
 
@@ -103,8 +105,11 @@ class _Collector(Observer):
                 tokens = torch.tensor([n[-length:] for n in nulls], device=backend.device)
                 mask = torch.cat([batch.mask[index][:, :-cached], torch.ones_like(tokens)], dim=1)
             own = Batch([len(n) for n in nulls], list(rows), mask, cache)
+            longer = max(len(n) - len(self.prompts[i]) for n, i in zip(nulls, rows, strict=True))
+            self.kept = self.tail + max(longer, 0)
             with model.hooks(self.hooks()):
                 backend.run(tokens, mask, cache, last_only=True)
+            self.kept = self.tail
             self._file(own, self.null_rows, own.lengths)
             for j in range(len(rows)):
                 self._file_kv(j, own, self.null_rows)

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from mechheads.agreement import Agreement, Consensus, Dissociation, agreement, consensus, dissociation, split_half
+from mechheads.agreement import (
+    Agreement,
+    Consensus,
+    Dissociation,
+    TrialsNeeded,
+    agreement,
+    consensus,
+    dissociation,
+    trials_needed,
+)
 from mechheads.analysis import CircuitAnalysis
 from mechheads.compare_summary import CONTROL
 from mechheads.datasets import needles, recall
@@ -40,6 +49,7 @@ METHODS = (
 )
 MAX_NEW_TOKENS = 12
 MAX_CONTROL_TOKENS = 6
+RELIABLE = 0.9
 
 
 @dataclass(frozen=True)
@@ -94,7 +104,7 @@ class TaskResult:
         unranked: Why the others have none, by method.
         agreement: Pairwise agreement of the ranked, or None if fewer than two are.
         consensus: Heads that several detectors share, or None likewise.
-        reliability: Split-half reliability of each ranking (Spearman, corrected), NaN where it cannot be told.
+        reliability: How sure each ranking is and how many trials it needs, None where it cannot be told.
         sweep: The ablations on the test trials and the control, or None if nothing could be ranked.
         ties: Heads in a method's top k that tie with heads outside it, by method: which of them were taken is chance.
     """
@@ -105,7 +115,7 @@ class TaskResult:
     unranked: dict[str, str]
     agreement: Agreement | None
     consensus: Consensus | None
-    reliability: dict[str, float]
+    reliability: dict[str, TrialsNeeded | None]
     sweep: SweepResult | None
     ties: dict[str, int] = field(default_factory=dict)
 
@@ -260,11 +270,11 @@ def tied(scores: HeadScores, k: int) -> int:
     return inside if (flat == last).sum() > inside else 0
 
 
-def _reliability(scores: HeadScores) -> float:
-    """Split-half reliability of the whole ranking; NaN with fewer than four kept trials or none at all to halve."""
+def _reliability(scores: HeadScores) -> TrialsNeeded | None:
+    """How sure the whole ranking is; None with fewer than four kept trials, or none at all to halve."""
     if scores.trial_ids == ("weights",) or scores.n_kept < 4:
-        return float("nan")
-    return float(split_half(scores, n_splits=100, k=1).reliability)
+        return None
+    return trials_needed(scores, target=RELIABLE, n_splits=100)
 
 
 def _dissociation(results: Mapping[str, TaskResult], k: int) -> Dissociation | None:

@@ -48,6 +48,7 @@ def method_table(numbers: Mapping[str, Any], k: int) -> pd.DataFrame:
         row |= {
             "reliability": "n/a" if m["reliability"] is None else f"{m['reliability']:.2f}",
             "trials": m["n_kept"],
+            "trials for 0.9": "n/a" if m["trials_for_0.9"] is None else str(m["trials_for_0.9"]),
             f"best {k} heads": " ".join(m["top"]) + (f" ({m['ties']} tied)" if m["ties"] else ""),
         }
         rows.append(row)
@@ -164,7 +165,8 @@ def _task_sections(task: str, one: TaskResult, numbers: Mapping[str, Any], k: in
                     "position; an answer is right if it holds the gold answer as whole words. Cost beyond random is "
                     f"the paired difference to {k} random heads, positive if the detector's heads cost more. "
                     "Reliability is the rank correlation between two halves of the calibration trials, stepped up "
-                    "to all of them."
+                    "to all of them; beside it, the trials at which it would reach 0.9 (beyond the trials here an "
+                    "extrapolation)."
                 ],
                 figure=ablation_curve(one.sweep, metric="correct"),
                 figure_caption="Share of right answers without and with the heads taken out, with 95% intervals.",

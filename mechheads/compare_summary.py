@@ -85,11 +85,12 @@ def _number(value: Any) -> float | None:
 
 def _method_numbers(result: TaskResult, name: str, k: int) -> dict[str, Any]:
     """One detector: its heads, its reliability, what taking them out costs."""
-    one = result.scores[name]
+    one, sure = result.scores[name], result.reliability[name]
     out: dict[str, Any] = {
         "unit": one.unit,
         "n_kept": one.n_kept,
-        "reliability": _number(result.reliability[name]),
+        "reliability": None if sure is None else _number(sure.reliability),
+        "trials_for_0.9": None if sure is None else sure.n,
         "top": one.ranking()[:k].labels,
         "ties": result.ties.get(name, 0),
     }

@@ -290,10 +290,17 @@ def test_the_published_names_have_papers_and_units() -> None:
 # -- kernels on random patterns ----------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """Loading a model draws random numbers, which hypothesis does not allow inside a strategy."""
+    tiny.shared("llama")
+
+
 @st.composite
 def layers(draw: st.DrawFn) -> LayerActs:
     """One layer with random attention and few kinds of tokens, so that copies happen."""
     heads, steps, keys = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(6, 14))
+    model = tiny.shared("llama")
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     pattern = torch.rand(heads, steps, keys, generator=generator).softmax(-1)
     tokens = torch.randint(5, 8, (keys,), generator=generator)
@@ -303,7 +310,7 @@ def layers(draw: st.DrawFn) -> LayerActs:
     answer = torch.zeros(steps, dtype=torch.bool)
     answer[: draw(st.integers(1, steps))] = True
     return LayerActs(
-        model=tiny.shared("llama"), trial=trial, layer=0, steps=torch.arange(steps),
+        model=model, trial=trial, layer=0, steps=torch.arange(steps),
         targets=torch.randint(5, 8, (steps,), generator=generator), tokens=tokens,
         visible=torch.ones(steps, keys, dtype=torch.bool), pattern=pattern, answer=answer,
     )  # fmt: skip
