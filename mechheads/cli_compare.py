@@ -45,7 +45,7 @@ def compare(
     ] = None,
     out: OutOption = Path("compare-out"),
     seed: SeedOption = 0,
-    n: NOption = 60,
+    n: NOption = 50,
     context_length: LengthOption = 160,
     k: Annotated[
         int | None, typer.Option("--k", min=1, help="Heads taken out for each detector; 2% of all, at least 5.")

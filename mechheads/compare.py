@@ -50,6 +50,7 @@ METHODS = (
 MAX_NEW_TOKENS = 12
 MAX_CONTROL_TOKENS = 6
 RELIABLE = 0.9
+CALIBRATION = 0.6  # scoring a trial is cheaper than testing head sets on it
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class CompareOptions:
     Attributes:
         tasks: Kinds of needle trials, or files that ``TrialSet.save`` wrote.
         methods: Detectors.
-        n: Trials of each task; half calibrate (choose heads), half test. A file's trials are taken as they are.
+        n: Trials of each task; 60% calibrate (choose heads), the rest test. A file's trials are taken as they are.
         context_length: Tokens of each prompt.
         k: Heads taken out for each detector; None: 2% of the model's heads, at least 5.
         draws: Random head sets.
@@ -71,7 +72,7 @@ class CompareOptions:
 
     tasks: tuple[str, ...] = ("facts", "landmarks")
     methods: tuple[str, ...] = METHODS
-    n: int = 60
+    n: int = 50
     context_length: int = 160
     k: int | None = None
     draws: int = 5
@@ -185,7 +186,13 @@ def _trials(ca: CircuitAnalysis, name: str, options: CompareOptions) -> TrialSet
             )
         return trials
     return needles(
-        name, ca.model, n=options.n, context_length=options.context_length, seed=options.seed, chat=options.chat
+        name,
+        ca.model,
+        n=options.n,
+        context_length=options.context_length,
+        seed=options.seed,
+        chat=options.chat,
+        split=CALIBRATION,
     )
 
 

@@ -61,3 +61,12 @@ def llama() -> Any:
     import tiny
 
     return tiny.shared("llama")
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods that a test registers are gone after it."""
+    from mechheads.methods import method_names, registry
+
+    method_names()  # the shipped ones are there before the copy is made
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))

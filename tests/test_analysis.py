@@ -14,17 +14,13 @@ from helpers import answered, counted, prompts
 
 import mechheads as mh
 from mechheads.generate import generate
-from mechheads.methods import method_names, registry
 
 NOTHING = {"run": 0, "prefill": 0}
-BUILT_IN = {"locos", "attention_spatial", "dla"}
+OF_PATTERNS = {"attention_spatial", "wu", "contrastive"}
+BUILT_IN = OF_PATTERNS | {"locos", "dla"}  # what one capture for locos serves
 
 
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
-    method_names()
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +73,7 @@ def test_one_trial_or_any_sequence_of_trials(llama: mh.Model, trials: mh.TrialSe
 
 
 def test_no_method_lists_them(llama: mh.Model, trials: mh.TrialSet) -> None:
-    with pytest.raises(mh.InvalidInput, match="name at least one method, of: attention_spatial, dla, locos"):
+    with pytest.raises(mh.InvalidInput, match="name at least one method, of: attention_spatial, attribution_patching, contrastive, cri, dla"):
         mh.CircuitAnalysis(llama).score([], trials)
 
 
@@ -179,7 +175,7 @@ def test_methods_on_the_same_capture_are_stored_with_it(
 
 def test_a_method_with_fewer_needs_does_not_pull_the_others_in(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
     ca.score("attention_spatial", trials)
-    assert stored(ca) == {"attention_spatial"}
+    assert stored(ca) == OF_PATTERNS
 
 
 def test_pooling_is_no_new_run(ca: mh.CircuitAnalysis, trials: mh.TrialSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,10 +250,10 @@ def test_edited_weights_are_another_result(
 def test_only_what_is_missing_is_computed(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
     ca.score("attention_spatial", trials)
     assert ca.store is not None
-    (file,) = ca.store.path.iterdir()
-    stamp = file.stat().st_mtime_ns
+    stamps = {file: file.stat().st_mtime_ns for file in ca.store.path.iterdir()}
+    assert stored(ca) == OF_PATTERNS
     both = ca.score(["locos", "attention_spatial"], trials)
-    assert file.stat().st_mtime_ns == stamp and stored(ca) == BUILT_IN
+    assert {file: file.stat().st_mtime_ns for file in stamps} == stamps and stored(ca) == BUILT_IN
     assert list(both) == ["locos", "attention_spatial"]
 
 

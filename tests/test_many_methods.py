@@ -14,18 +14,14 @@ from helpers import answered, counted
 import mechheads as mh
 from mechheads import runner
 from mechheads.lens import TunedLens
-from mechheads.methods import get_method, method_names, registry
+from mechheads.methods import get_method
 from mechheads.runner import MethodFailed
 
 KINDS = ["locos", "wu", "headkv", "induction", "previous_token", "ov_norm"]
 FEW = {"n_sequences": 2, "seq_len": 6, "max_new_tokens": 6}
 
 
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
-    method_names()
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 @pytest.fixture(scope="module")

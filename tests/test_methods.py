@@ -11,7 +11,7 @@ import torch
 from helpers import answered, counted
 
 import mechheads as mh
-from mechheads.methods import get_method, method_names, registry
+from mechheads.methods import get_method, method_names
 from mechheads.runner import MethodFailed
 
 # As in the documentation; executed, so that its annotations are evaluated like a user's.
@@ -36,11 +36,7 @@ def run_cell(source: str, module: str = "user_notebook") -> dict[str, Any]:
     return namespace
 
 
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
-    method_names()
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 @pytest.fixture(scope="module")

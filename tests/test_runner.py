@@ -14,15 +14,9 @@ from helpers import LENGTHS, answered, counted, prompts
 import mechheads as mh
 from mechheads import runner
 from mechheads.capture import capture
-from mechheads.methods import method_names, registry
 from mechheads.runner import RunOptions
 
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
-    method_names()
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 @pytest.fixture(scope="module")
