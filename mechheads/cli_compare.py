@@ -85,7 +85,7 @@ def compare(
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         result = run_compare(model, out, options, say=lambda text: say(f"[dim]{escape(text)}[/dim]"))
         for name, numbers in result.summary["tasks"].items():
-            if numbers["methods"]:
+            if "baseline" in numbers:
                 table = method_table(numbers, result.summary["k"])
                 say(rich_table(table, f"{name}: what taking out the best heads costs"))
         for line in verdict(result.summary):

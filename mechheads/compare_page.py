@@ -20,7 +20,7 @@ from mechheads.plots import (
     overlap_curves,
     score_heatmaps,
 )
-from mechheads.plots.style import display_name
+from mechheads.plots.style import MISSING, display_name
 from mechheads.report import Section, write_report
 from mechheads.result_files import write_atomically
 from mechheads.scores import HeadScores
@@ -33,26 +33,43 @@ if TYPE_CHECKING:
 
 
 def method_table(numbers: Mapping[str, Any], k: int) -> pd.DataFrame:
-    """One row a detector: what its best heads cost, most costly first."""
+    """One row a detector: what its k best heads cost, most costly first."""
     rows = []
-    for name, m in sorted(numbers["methods"].items(), key=lambda item: -item[1].get("cost", 0.0)):
-        row: dict[str, Any] = {"detector": name}
+    for name, m in _by_cost(numbers):
         if "ablated" in m:
             low, high = m["beyond_random_ci"]
-            row |= {
-                f"right without its {k}": share(m["ablated"]),
-                "cost beyond random": f"{m['beyond_random']:.2f}"
-                + ("" if low is None else f" [{low:.2f}, {high:.2f}]"),
-                "control": share(m["control"]),
-            }
-        row |= {
-            "reliability": "n/a" if m["reliability"] is None else f"{m['reliability']:.2f}",
-            "trials": m["n_kept"],
-            "trials for 0.9": "n/a" if m["trials_for_0.9"] is None else str(m["trials_for_0.9"]),
-            f"best {k} heads": " ".join(m["top"]) + (f" ({m['ties']} tied)" if m["ties"] else ""),
-        }
-        rows.append(row)
+            beyond = f"{m['beyond_random']:.2f}" + ("" if low is None else f" [{low:.2f}, {high:.2f}]")
+            rows.append(
+                {
+                    "detector": name,
+                    f"right without its {k}": share(m["ablated"]),
+                    "cost beyond random": beyond,
+                    "p (Holm)": f"{m['p_holm']:.3f}",
+                    "control": share(m["control"]),
+                }
+            )
     return pd.DataFrame(rows)
+
+
+def ranking_table(numbers: Mapping[str, Any], k: int) -> pd.DataFrame:
+    """One row a detector: its k best heads, and how sure its ranking is."""
+    rows = []
+    for name, m in _by_cost(numbers):
+        needed = m["trials_for_0.9"]
+        rows.append(
+            {
+                "detector": name,
+                f"best {k} heads": " ".join(m["top"]) + (f" ({m['ties']} of them tied)" if m["ties"] else ""),
+                "trials": m["n_kept"],
+                "reliable": MISSING if m["reliability"] is None else f"{m['reliability']:.2f}",
+                "for 0.9": MISSING if needed is None else str(needed),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _by_cost(numbers: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return sorted(numbers["methods"].items(), key=lambda item: -item[1].get("cost", 0.0))
 
 
 def write_tables(folder: Path, results: Mapping[str, TaskResult], summary: Mapping[str, Any]) -> None:
@@ -148,7 +165,7 @@ def _data_section(results: Mapping[str, TaskResult], summary: Mapping[str, Any],
 
 def first_line(text: str | None) -> str:
     """The first sentence of a docstring."""
-    return " ".join((text or "").strip().split("\n\n")[0].split()).rstrip(".") + "."
+    return " ".join((text or "").strip().split("\n\n")[0].split()).rstrip(".").replace("``", "") + "."
 
 
 def _task_sections(task: str, one: TaskResult, numbers: Mapping[str, Any], k: int) -> list[Section]:
@@ -163,10 +180,8 @@ def _task_sections(task: str, one: TaskResult, numbers: Mapping[str, Any], k: in
                 text=[
                     f"The {k} best heads of each detector are set to their mean over the calibration prompts, at every "
                     "position; an answer is right if it holds the gold answer as whole words. Cost beyond random is "
-                    f"the paired difference to {k} random heads, positive if the detector's heads cost more. "
-                    "Reliability is the rank correlation between two halves of the calibration trials, stepped up "
-                    "to all of them; beside it, the trials at which it would reach 0.9 (beyond the trials here an "
-                    "extrapolation)."
+                    f"the paired difference to {k} random heads, positive if the detector's heads cost more; its p "
+                    "is corrected for the number of detectors."
                 ],
                 figure=ablation_curve(one.sweep, metric="correct"),
                 figure_caption="Share of right answers without and with the heads taken out, with 95% intervals.",
@@ -176,7 +191,7 @@ def _task_sections(task: str, one: TaskResult, numbers: Mapping[str, Any], k: in
         )
     if one.agreement is not None:
         sections.append(_agreement_section(task, one, usable, k))
-    sections.append(_maps_section(task, usable, k))
+    sections.append(_maps_section(task, usable, numbers, k))
     return sections
 
 
@@ -211,7 +226,7 @@ def _agreement_section(task: str, one: TaskResult, usable: Mapping[str, HeadScor
     )
 
 
-def _maps_section(task: str, usable: Mapping[str, HeadScores], k: int) -> Section:
+def _maps_section(task: str, usable: Mapping[str, HeadScores], numbers: Mapping[str, Any], k: int) -> Section:
     figures = [score_heatmaps(list(usable.values()), top=k), layer_profile(usable, k=k)]
     captions = [
         f"Score of every head by each detector; the {k} best outlined.",
@@ -222,7 +237,17 @@ def _maps_section(task: str, usable: Mapping[str, HeadScores], k: int) -> Sectio
     if groups and groups < first.n_heads:
         figures.append(kv_group_view(first))
         captions.append(f"Key/value groups by {first.method}: what a KV cache can keep or drop.")
-    return Section(f"{display_name(task)}: the heads", figure=figures, figure_caption=captions)
+    return Section(
+        f"{display_name(task)}: the heads",
+        text=[
+            "Reliable is the rank correlation between the rankings of two halves of the calibration trials, stepped up "
+            "to all of them; beside it, the trials at which it would reach 0.9 (past the trials here an extrapolation)."
+        ],
+        figure=figures,
+        figure_caption=captions,
+        table=ranking_table(numbers, k),
+        table_caption=f"The {k} best heads of each detector, and how sure its ranking is",
+    )
 
 
 def _apart_section(apart: Dissociation) -> Section:

@@ -12,6 +12,7 @@ import pandas as pd
 from mechheads.agreement import Agreement, Dissociation
 from mechheads.methods.registry import get_method
 from mechheads.plots.style import plural
+from mechheads.stats import holm
 from mechheads.sweep_result import SweepResult
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 CONTROL = "recall"
 ALIKE = 0.5  # Spearman from which two detectors are said to rank heads alike
+LEVEL = 0.95
 
 
 # -- numbers ------------------------------------------------------------------------------------
@@ -66,6 +68,9 @@ def _task_numbers(result: TaskResult, k: int) -> dict[str, Any]:
             "control": _cell(result.sweep, "random", k, CONTROL),
         }
         out["caveats"] = list(result.sweep.meta["caveats"])
+        corrected = holm([m["p_beyond_random"] for m in out["methods"].values()])
+        for method, p in zip(out["methods"].values(), corrected, strict=True):
+            method["p_holm"] = _number(p)
     return out
 
 
@@ -172,6 +177,8 @@ def _task_words(task: str, numbers: Mapping[str, Any], k: int) -> list[str]:
     ]
     if "families" in numbers:
         lines.append(_agreement_words(numbers))
+    if numbers.get("consensus") is not None:
+        lines.append(_head_words(numbers, k))
     lines.append(_cost_words(numbers, k))
     lines.append(_control_words(numbers, k))
     if numbers["unranked"]:
@@ -201,22 +208,56 @@ def _agreement_words(numbers: Mapping[str, Any]) -> str:
     )
 
 
+def _head_words(numbers: Mapping[str, Any], k: int) -> str:
+    """Heads that most detectors name, and what LOCOS (or the first detector) and attention alone name apart."""
+    methods, shared = numbers["methods"], numbers["consensus"]
+    half = [row for row in shared if 2 * len(row["detectors"]) > len(methods)]
+    if half:
+        text = f"In the {k} best of most detectors: {_heads([row['head'] for row in half])}. "
+    elif shared:
+        most = shared[0]
+        text = f"No head is in the {k} best of most detectors; {most['head']} is named by {len(most['detectors'])}. "
+    else:
+        text = f"No head is in the {k} best of two detectors. "
+    a, b = ("locos", "attention_spatial") if {"locos", "attention_spatial"} <= set(methods) else list(methods)[:2]
+    only_a = [h for h in methods[a]["top"] if h not in methods[b]["top"]]
+    only_b = [h for h in methods[b]["top"] if h not in methods[a]["top"]]
+    if not only_a and not only_b:
+        return text + f"{a} and {b} name the same {k}."
+    return text + f"Of the {k} best, {a} alone has {_heads(only_a)}, {b} alone {_heads(only_b)}."
+
+
 def _cost_words(numbers: Mapping[str, Any], k: int) -> str:
-    """Which detectors' heads matter, beyond what as many random heads cost."""
+    """What taking each detector's heads out costs, and which cost more than as many random heads."""
     base = numbers["baseline"]["mean"]
-    ranked = sorted(numbers["methods"].items(), key=lambda item: -item[1]["cost"])
-    matter = [(n, m) for n, m in ranked if m["beyond_random_ci"][0] is not None and m["beyond_random_ci"][0] > 0]
-    rest = [n for n, m in ranked if (n, m) not in matter]
+    methods = numbers["methods"]
+    ranked = sorted(methods, key=lambda name: -methods[name]["cost"])
+    sure = [n for n in ranked if _beyond(methods[n]) and methods[n]["p_holm"] <= 1 - LEVEL]
+    likely = [n for n in ranked if _beyond(methods[n]) and n not in sure]
     random = numbers["random"]["task"]
-    lead = (
-        f"Mean-ablating {k} random heads leaves {share(random)} (mean of {plural(random['n_draws'], 'draw')} without "
-        f"any tested head; {base:.2f} without ablation). "
+    text = (
+        f"Right answers fall from {base:.2f} to {share(random)} when {k} random heads are mean-ablated (mean of "
+        f"{plural(random['n_draws'], 'draw')} that took no tested head). When a detector's {k} best heads are: "
+        + ", ".join(f"{n} {methods[n]['ablated']['mean']:.2f}" for n in ranked)
+        + ". "
     )
-    if not matter:
-        return lead + f"No detector's {k} best heads cost clearly more than that."
-    told = ", ".join(f"{n} {m['ablated']['mean']:.2f}" for n, m in matter)
-    text = f"{lead}Clearly below that, the {k} best heads of each taken out: {told}."
-    return text + (f" Not clearly more than random: {_names(rest)}." if rest else "")
+    if sure:
+        text += f"More than random, also after correcting for {plural(len(ranked), 'detector')} (Holm): {_names(sure)}."
+    else:
+        text += f"None costs more than random heads once {plural(len(ranked), 'detector')} are corrected for (Holm)."
+    if likely:
+        text += (
+            f" By its own interval alone, {_names(likely)} too."
+            if sure
+            else (f" By its own interval alone, {_names(likely)} {'does' if len(likely) == 1 else 'do'}.")
+        )
+    return text
+
+
+def _beyond(method: Mapping[str, Any]) -> bool:
+    """Whether the interval of the difference to random heads lies above zero."""
+    low = method["beyond_random_ci"][0]
+    return low is not None and low > 0
 
 
 def _control_words(numbers: Mapping[str, Any], k: int) -> str:

@@ -234,6 +234,30 @@ def wilson(successes: int, n: int, *, level: float = 0.95) -> Interval:
     return Interval(p, low, high, level, int(n))
 
 
+def holm(p_values: Any) -> np.ndarray:
+    """p-values corrected for having made several tests (Holm 1979): the chance of any false call stays below the level.
+
+    With the m values in rising order, ``p_(i) -> max over j <= i of min(1, (m - j) p_(j))``, j from 0.
+
+    Args:
+        p_values: One p-value a test, 0 to 1.
+
+    Returns:
+        Corrected values in the order given.
+
+    Raises:
+        InvalidInput: If there is none, or one is not between 0 and 1.
+    """
+    p = _vector("p_values", p_values)
+    if (p < 0).any() or (p > 1).any():
+        raise InvalidInput(f"p_values holds {p[(p < 0) | (p > 1)][0]}; a p-value lies between 0 and 1.")
+    order = np.argsort(p, kind="stable")
+    raised = np.minimum(1.0, np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order]))
+    out = np.empty_like(p)
+    out[order] = raised
+    return out
+
+
 def _scores(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
     """Two score maps of the same shape, flattened; NaN may stand for undefined."""
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)

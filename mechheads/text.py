@@ -13,10 +13,13 @@ from typing import Any
 from mechheads.errors import InvalidInput
 
 # Kana, ideographs and hangul: no spaces between words or, in Korean, words that inflect at the end.
-_CJK = re.compile(
-    "[\u1100-\u11ff\u3005\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-    "\U00020000-\U0003ffff]"
+_CJK_RANGES = (
+    "\u1100-\u11ff\u3005\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
 )
+_CJK = re.compile(f"[{_CJK_RANGES}]")
+# A letter or digit that would go on a word: not one of a script without spaces ("\u7b54\u3048\u306fYuki\u3067\u3059").
+_WORDLIKE = rf"[^\W{_CJK_RANGES}]"
 _ARTICLES = frozenset({"a", "an", "the"})
 
 
@@ -121,23 +124,31 @@ def exact_match(prediction: str, gold: str) -> bool:
 def contains_answer(prediction: str, gold: str) -> bool:
     """Whether the gold answer stands in the prediction as a run of whole words, in any case.
 
-    ``5`` is not in ``15``, ``3.5`` or ``-5``; CJK text has no word borders, so there any place counts.
+    ``5`` is not in ``15``, ``3.5`` or ``-5``; CJK text has no word borders, so in it and beside it any place counts.
 
     Raises:
         InvalidInput: If the gold answer is empty.
     """
+    folded = unicodedata.normalize("NFKC", prediction).casefold()
+    return re.search(_whole_words(gold), folded) is not None
+
+
+def _whole_words(gold: str) -> str:
+    """Pattern of the gold answer as a run of whole words, in folded text."""
     words = unicodedata.normalize("NFKC", gold).casefold().split()
     if not words:
         raise InvalidInput(f"the gold answer is {gold!r}; give the text that was to be found.")
-    run = r"\s+".join(map(re.escape, words))
-    before = _border(words[0][0], r"(?<!\w)", r"(?<!\d[.,])(?<!(?<!\w)[-\u2212])")
-    after = _border(words[-1][-1], r"(?!\w)", r"(?![.,]\d)")
-    folded = unicodedata.normalize("NFKC", prediction).casefold()
-    return re.search(before + run + after, folded) is not None
+    before = _border(words[0][0], f"(?<!{_WORDLIKE})", r"(?<!\d[.,])(?<!(?<!\w)[-\u2212])")
+    after = _border(words[-1][-1], f"(?!{_WORDLIKE})", r"(?![.,]\d)")
+    return before + r"\s+".join(map(re.escape, words)) + after
 
 
-# A denial just before the answer, with at most two words between ("is not Yuki", "wasn't the city of Rome").
-_DENIAL = re.compile(r"(?:\b(?:not|never|neither|nor|cannot)|n['\u2019]t)(?:\s+[^\W\d_]+){0,2}\s+[\"'\u201c\u2018(]?$")
+# A denial just before the answer, with at most two words between ("is not Yuki", "wasn't in Rome"), none of which
+# takes the denial back ("not Katie but Yuki", "not only Yuki").
+_DENIAL = re.compile(
+    r"(?:\b(?:not|never|neither|nor|cannot)|n['\u2019]t)(?:\s+(?!(?:but|only|just|merely|simply)\b)[^\W\d_]+){0,2}"
+    r"\s+[\"'\u201c\u2018(]?$"
+)
 _DENIAL_BEFORE_CJK = re.compile(
     "(?:\u4e0d\u662f|\u5e76\u975e|\u5e76\u4e0d\u662f|\u7edd\u975e|\u4e26\u975e)[\u300c\u201c]?$"
 )
@@ -156,11 +167,8 @@ def denies_answer(prediction: str, gold: str) -> bool:
     Raises:
         InvalidInput: If the gold answer is empty.
     """
-    if not gold.strip():
-        raise InvalidInput(f"the gold answer is {gold!r}; give the text that was to be found.")
     said = unicodedata.normalize("NFKC", prediction).casefold()
-    wanted = r"\s+".join(map(re.escape, unicodedata.normalize("NFKC", gold).casefold().split()))
-    places = list(re.finditer(wanted, said))
+    places = list(re.finditer(_whole_words(gold), said))
     return bool(places) and all(_denied(said[: m.start()], said[m.end() :]) for m in places)
 
 

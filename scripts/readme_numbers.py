@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from mechheads.compare_page import method_table
+from mechheads.compare_page import method_table, ranking_table
 from mechheads.compare_summary import verdict
 from mechheads.demo import accuracy_table
 
@@ -46,7 +46,8 @@ def compare_markdown(summary: dict[str, Any]) -> str:
     """The comparison's verdict, and a table of detectors for each task."""
     lines = [f"* {line}" for line in verdict(summary)]
     for task, numbers in summary["tasks"].items():
-        lines += ["", f"**{task}**", "", *rows(method_table(numbers, summary["k"]))]
+        lines += ["", f"## {task}", "", *rows(method_table(numbers, summary["k"]))]
+        lines += ["", *rows(ranking_table(numbers, summary["k"]))]
     return "\n".join(lines)
 
 

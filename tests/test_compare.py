@@ -18,7 +18,7 @@ import mechheads as mh
 from mechheads import compare as module
 from mechheads.cli import app
 from mechheads.compare import CompareOptions, CompareResult, run_compare, tied
-from mechheads.compare_page import method_table
+from mechheads.compare_page import method_table, ranking_table
 from mechheads.compare_summary import families, verdict
 
 CHEAP = ("locos", "attention_spatial", "dla", "wu", "headkv", "previous_token", "ov_copying")
@@ -203,6 +203,16 @@ def test_the_table_is_ordered_by_cost(result: CompareResult) -> None:
     table = method_table(numbers, 2)
     costs = [numbers["methods"][name]["cost"] for name in table["detector"]]
     assert costs == sorted(costs, reverse=True) and len(table) == len(numbers["methods"])
+    ranked = ranking_table(numbers, 2)
+    assert list(ranked["detector"]) == list(table["detector"])
+    for row in ranked.to_dict("records"):
+        assert row["best 2 heads"].startswith(" ".join(numbers["methods"][row["detector"]]["top"]))
+
+
+def test_p_values_are_corrected_for_the_number_of_detectors(result: CompareResult) -> None:
+    methods = result.summary["tasks"]["one"]["methods"]
+    raw = [m["p_beyond_random"] for m in methods.values()]
+    assert [m["p_holm"] for m in methods.values()] == pytest.approx(mh.stats.holm(raw).tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize(

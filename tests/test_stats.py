@@ -229,3 +229,29 @@ def test_topk_overlap_counts_and_breaks_ties_by_place():
 def test_unfit_input_is_refused_by_name(call, message):
     with pytest.raises(InvalidInput, match=message):
         call()
+
+
+# -- several tests -------------------------------------------------------------------------------
+
+
+def test_holm_by_hand() -> None:
+    np.testing.assert_allclose(stats.holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+    np.testing.assert_allclose(stats.holm([0.5, 0.9]), [1.0, 1.0])
+    np.testing.assert_allclose(stats.holm([0.2]), [0.2])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_rejects_what_its_steps_reject(p: list[float]) -> None:
+    corrected, level, rejected = stats.holm(p), 0.05, set()
+    for step, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        if p[i] * (len(p) - step) > level:
+            break
+        rejected.add(i)
+    assert {i for i, q in enumerate(corrected) if q <= level} == rejected
+    assert (corrected >= np.array(p)).all()
+
+
+@pytest.mark.parametrize("bad", [[], [0.1, 1.2], [-0.1], [float("nan")]])
+def test_holm_refuses_what_is_no_p_value(bad: list[float]) -> None:
+    with pytest.raises(InvalidInput, match="p_values"):
+        stats.holm(bad)
