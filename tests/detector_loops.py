@@ -81,9 +81,7 @@ def wu(name: str, echo: Echo, reference: Reference, *, counting: str, span: str)
     return each_head(one)
 
 
-def contrastive(
-    name: str, echo: Echo, reference: Reference, *, form: str, top: int = 10
-) -> dict[str, np.ndarray]:
+def contrastive(name: str, echo: Echo, reference: Reference, *, form: str, top: int = 10) -> dict[str, np.ndarray]:
     """``plus``, ``minus`` and ``contrast``."""
     prompt = list(echo.trial.tokens)
     rows = reference.run([*prompt, *echo.said]).attention
@@ -119,7 +117,7 @@ def headkv(name: str, trial: mh.Trial, reference: Reference, *, window: int) -> 
 def qrhead(
     name: str, trial: mh.Trial, reference: Reference, *, null: Sequence[int] | None, query: str, drop_outliers: bool
 ) -> dict[str, np.ndarray]:
-    """``score``, ``raw`` and, with documents, ``first``; ``null`` is what stands for the question in the null prompt."""
+    """``score``, ``raw`` and, with documents, ``first``; ``null`` stands for the question in the null prompt."""
     tokens, [question] = list(trial.tokens), trial.spans["question"]
     rows = reference.run(tokens).attention
     last = question.stop if query == "question" else len(tokens)
@@ -163,7 +161,7 @@ def qrhead(
 
 @functools.cache
 def echoes(name: str) -> tuple[Echo, ...]:
-    """Prompts that go on from what the model said itself, of two lengths; a third whose answer ends, if there is one."""
+    """Prompts that go on from what the model said itself, of two lengths; a third whose answer ends, if any."""
     reference = Reference(name)
     found: list[Echo] = []
     for i, (length, ends) in enumerate(((20, False), (27, False), (33, True))):

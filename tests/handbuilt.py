@@ -123,23 +123,29 @@ def heads() -> tuple[Head, Head, Head]:
 
 
 @functools.cache
+def folder() -> Path:
+    """The model as a folder, written once a session."""
+    made = Path(tempfile.mkdtemp(prefix="hand-built-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    _network().save_pretrained(made)
+    _tokenizer().save_pretrained(made)
+    return made
+
+
+@functools.cache
 def model() -> Model:
-    """The model, saved as a folder and loaded the way a user's is."""
-    folder = Path(tempfile.mkdtemp(prefix="hand-built-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _network().save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
-    return mh.load(folder)
+    """The model, loaded the way a user's is."""
+    return mh.load(folder())
 
 
 @torch.no_grad()
 def _network() -> Any:
     end = TOKEN[LAST]
     config = hf.GPT2Config(
-        vocab_size=len(WORDS), n_embd=WIDTH, n_layer=1, n_head=N_HEADS, n_positions=128, n_ctx=128, n_inner=8,
+        vocab_size=len(WORDS), n_embd=WIDTH, n_layer=1, n_head=N_HEADS, n_positions=128, n_inner=8,
         tie_word_embeddings=False, bos_token_id=end, eos_token_id=end, pad_token_id=0,
     )  # fmt: skip
-    network = hf.GPT2LMHeadModel(config).eval()
+    network: Any = hf.GPT2LMHeadModel(config).eval()
     for parameter in network.parameters():
         parameter.zero_()
     network.config.architectures = ["GPT2LMHeadModel"]

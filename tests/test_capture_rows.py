@@ -254,9 +254,7 @@ def calls_of(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3"])
-def test_all_detectors_cost_the_passes_of_locos_and_one_null_ending(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_detectors_cost_the_passes_of_locos_and_one_null_ending(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, trials = tiny.shared(name), asked()
     locos = calls_of(model, ["locos"], trials, monkeypatch)
     others = [m for m in PASS_BASED if m != "qrhead"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import detector_loops as loops
@@ -146,7 +146,7 @@ def test_a_trial_without_an_answer_has_nothing_to_contrast() -> None:
 
 def test_filtered_trials_are_told_with_the_bar() -> None:
     """The published filter: the best head's contrast must reach twice the needle's share of the prompt."""
-    trials = [e.trial for name in ("llama",) for e in echoes(name) if e.stop is None]
+    trials = [e.trial for e in echoes("llama") if e.stop is None]
     wide = [dataclasses.replace(t, spans={"needle": (0, len(t.tokens) - 2)}) for t in trials]
     got = run(tiny.shared("llama"), {"c": ("contrastive", {}), "free": ("contrastive", {"filtered": False})}, wide,
               max_new_tokens=6)  # fmt: skip
@@ -159,9 +159,8 @@ def test_filtered_trials_are_told_with_the_bar() -> None:
 # -- HeadKV and QRHead: rows of the prompt -----------------------------------------------------------
 
 
-def prompts(name: str) -> list[mh.Trial]:
+def prompts() -> list[mh.Trial]:
     """Several lengths, documents and golds; one with two golds, one question at the end, one near the front."""
-    del name
     return [
         mh.Trial(
             id="long", tokens=tiny.prompt(34, seed=11),
@@ -194,7 +193,7 @@ def null_tokens(options: dict[str, Any]) -> list[int] | None:
 
 @each_model
 def test_headkv_is_its_loop(name: str) -> None:
-    model, reference, trials = tiny.shared(name), tiny.Reference(name), prompts(name)
+    model, reference, trials = tiny.shared(name), tiny.Reference(name), prompts()
     jobs = {str(w): ("headkv", {"window": w}) for w in (1, 8, 50)}  # 50: whole prompts
     for batch_size in (1, 3):
         got = run(model, jobs, trials, batch_size=batch_size)
@@ -207,7 +206,7 @@ def test_headkv_is_its_loop(name: str) -> None:
 @each_model
 @pytest.mark.parametrize("options", QR_OPTIONS, ids=str)
 def test_qrhead_is_its_loop(name: str, options: dict[str, Any]) -> None:
-    model, reference, trials = tiny.shared(name), tiny.Reference(name), prompts(name)
+    model, reference, trials = tiny.shared(name), tiny.Reference(name), prompts()
     got = run(model, {"qr": ("qrhead", options)}, trials, batch_size=3)["qr"]
     for row, trial in enumerate(trials):
         want = loops.qrhead(
@@ -220,14 +219,13 @@ def test_qrhead_is_its_loop(name: str, options: dict[str, Any]) -> None:
             near(got.parts["first"][row], want["first"])
         else:
             assert np.isnan(got.parts["first"][row]).all()
-    # Where every layer's window has moved past the gold, there is nothing.
     assert np.abs(got.values).max() > 1e-3
     assert got.kept.all()
 
 
 def test_outliers_are_dropped_somewhere() -> None:
     """Else the two ways would not be told apart above."""
-    reference, trial = tiny.Reference("llama"), prompts("llama")[0]
+    reference, trial = tiny.Reference("llama"), prompts()[0]
     wide = dataclasses.replace(trial, spans={"needle": (0, 20), "question": (24, 29)})
     want, kept = (
         loops.qrhead("llama", wide, reference, null=[UNKNOWN_WORD], query="question", drop_outliers=drop)["score"]
@@ -248,23 +246,23 @@ PROMPT_JOBS: dict[str, tuple[str, dict[str, Any]]] = {
 @each_model
 def test_padding_company_and_hooks_change_no_prompt_row(name: str) -> None:
     """With a hook of the user's own on the model, whole prompts run through it, and nothing is shared."""
-    model, trials = tiny.shared(name), prompts(name)
+    model, trials = tiny.shared(name), prompts()
     alone = run(model, PROMPT_JOBS, trials, batch_size=1)
-    runs: list[Iterator[Any]] = [iter([run(model, PROMPT_JOBS, trials, batch_size=3)])]
+    together = run(model, PROMPT_JOBS, trials, batch_size=3)
     if name not in tiny.WINDOWS:
         long_enough = run(model, {"headkv": ("headkv", {})}, trials, batch_size=3, padding="right")
         near(long_enough["headkv"].values, alone["headkv"].values)
     with model.hooks([("blocks.0.attn.hook_z", lambda z: None)]):
         assert model.backend.hooked()
         hooked = run(model, PROMPT_JOBS, trials, batch_size=3)
-    for got in (next(runs[0]), hooked):
+    for got in (together, hooked):
         for label in PROMPT_JOBS:
             near(got[label].values, alone[label].values)
 
 
 def test_right_padding_with_a_prompt_shorter_than_the_tail_is_refused() -> None:
     with pytest.raises(mh.InvalidInput, match=r"padding='right' needs prompts of at least 31 tokens"):
-        run(tiny.shared("llama"), {"h": ("headkv", {"window": 30})}, prompts("llama"), padding="right")
+        run(tiny.shared("llama"), {"h": ("headkv", {"window": 30})}, prompts(), padding="right")
 
 
 @each_model
