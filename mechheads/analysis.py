@@ -59,7 +59,8 @@ class CircuitAnalysis:
                 ``max_new_tokens``, ``stop_at_newline``, ``batch_size``, ``padding`` (see ``RunOptions``).
 
         Returns:
-            HeadScores, or a dict of them by name if a list was given.
+            HeadScores, or a dict of them by name if a list was given. After Ctrl-C the dict holds what was done: the
+            method in progress with fewer trials, those that had not begun not at all; a warning says so.
 
         Raises:
             UnknownName: For an unknown method.
@@ -71,7 +72,11 @@ class CircuitAnalysis:
         run, own = _split_options(options)
         check_options(names, own)  # here, because a stored result or a companion method would let it pass
         found = self._score(names, TrialSet.of(trials), run, own)
-        return found[methods] if isinstance(methods, str) else found
+        if not isinstance(methods, str):
+            return found
+        if methods not in found:
+            raise KeyboardInterrupt  # it had not begun
+        return found[methods]
 
     def _score(self, names: list[str], trials: TrialSet, run: RunOptions, own: dict[str, Any]) -> dict[str, HeadScores]:
         """Scores from the store where they are, the rest from one capture."""
@@ -83,12 +88,14 @@ class CircuitAnalysis:
         missing = [n for n in names if n not in found]
         if missing:
             asked = [*missing, *(n for n in companions if not self.store.file(keys[n]).exists())]
+            known = {key for n in asked for key in (n, *get_method(n).options)}
+            own = {key: value for key, value in own.items() if key in known}  # of what is left to compute
             new = score_trials(self.model, asked, trials, run=run, options=own, progress=self.progress)
             for name, scores in new.items():
                 if scores.meta["complete"] and get_method(name).builtin:
                     self.store.put_scores(keys[name], scores)
-            found |= {n: new[n] for n in missing}
-        return {n: found[n].with_pooling(run.pooling) for n in names}
+            found |= {n: new[n] for n in missing if n in new}
+        return {n: found[n].with_pooling(run.pooling) for n in names if n in found}
 
     def _keys(
         self, names: Sequence[str], trials: TrialSet, run: RunOptions, own: Mapping[str, Any]

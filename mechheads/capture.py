@@ -220,7 +220,7 @@ class TrialCapture:
         model: The model.
         trial: The trial.
         decoded: The greedy answer.
-        text: Its text.
+        text: Its text; empty if the model has no tokenizer.
         null: The trial's null variant, or None.
     """
 
@@ -339,7 +339,7 @@ def capture(
             model,
             trial,
             answer,
-            model.decode(answer.tokens) if answer.tokens else "",
+            model.decode(answer.tokens) if answer.tokens and model.backend.tokenizer is not None else "",
             collector,
             i,
             nulls[i] if nulls else None,

@@ -121,10 +121,9 @@ def make_trials(
 ) -> TrialSet:
     """Trials of a kind, or from a file."""
     from mechheads.datasets import needles
-    from mechheads.trials import TrialSet
+    from mechheads.trials import TrialSet, is_trial_file
 
-    # A file that is not there is said to be missing, rather than an unknown kind.
-    if Path(what).is_file() or Path(what).suffix or Path(what).name != what:
+    if is_trial_file(what):
         return TrialSet.load(what)
     return needles(
         what, model, n=n, context_length=context_length, seed=seed, chat=chat,

@@ -50,7 +50,7 @@ def compare(
     k: Annotated[
         int | None, typer.Option("--k", min=1, help="Heads taken out for each detector; 2% of all, at least 5.")
     ] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Random head sets.")] = 5,
+    draws: Annotated[int, typer.Option(min=1, help="Random head sets; two or more.")] = 7,
     n_control: Annotated[int, typer.Option(min=1, help="Trials of the control task, recall from memory.")] = 20,
     chat: ChatOption = False,
     batch_size: BatchOption = 16,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ from mechheads.agreement import (
 from mechheads.analysis import CircuitAnalysis
 from mechheads.compare_summary import CONTROL
 from mechheads.datasets import needles, recall
+from mechheads.datasets.needle_trials import CONTROL_KINDS
 from mechheads.demo import writable_folder, write_json
 from mechheads.errors import InvalidInput
 from mechheads.interventions import mean_ablation
 from mechheads.methods.registry import get_method
 from mechheads.scores import HeadScores, SweepResult
 from mechheads.sweep import random_heads
-from mechheads.trials import TrialSet
+from mechheads.trials import TrialSet, is_trial_file
 
 # Every published detector that is cheap; cri is exact and some hundred times a capture, so it is asked for by name.
 METHODS = (
@@ -75,7 +76,7 @@ class CompareOptions:
     n: int = 50
     context_length: int = 160
     k: int | None = None
-    draws: int = 5
+    draws: int = 7
     n_control: int = 20
     seed: int = 0
     chat: bool = False
@@ -90,8 +91,13 @@ class CompareOptions:
             twice = [name for name, n in Counter(names).items() if n > 1]
             if twice:
                 raise InvalidInput(f"the {kind} {twice[0]!r} is named twice; name each once.")
-        if CONTROL in self.tasks:
-            raise InvalidInput(f"{CONTROL!r} is the control of every comparison; name a task with a needle.")
+        for name in self.tasks:
+            if Path(name).stem == CONTROL or name in CONTROL_KINDS:
+                raise InvalidInput(
+                    f"the task {name!r} cannot be compared on: {CONTROL!r} is the name of the control, and control "
+                    "kinds "
+                    "have no needle. Name a task with a needle (passkey, facts, landmarks), or another file name."
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +106,8 @@ class TaskResult:
 
     Attributes:
         task: Its name.
+        n_calibration: Trials that choose the heads.
+        lengths: Shortest and longest prompt, tokens.
         scores: Results of every method, by name, on the calibration trials.
         ranked: The methods that have a ranking.
         unranked: Why the others have none, by method.
@@ -111,6 +119,8 @@ class TaskResult:
     """
 
     task: str
+    n_calibration: int
+    lengths: tuple[int, int]
     scores: dict[str, HeadScores]
     ranked: tuple[str, ...]
     unranked: dict[str, str]
@@ -144,8 +154,9 @@ def run_compare(
         progress: Show progress bars (None: only on a terminal).
 
     Raises:
-        UnknownName: For an unknown method or task, before anything is computed.
-        OutputNotWritable: If the folder cannot be written, likewise.
+        UnknownName: For an unknown method before anything is computed, for an unknown task before anything is scored.
+        InvalidInput: For trials or sizes that cannot be used, likewise.
+        OutputNotWritable: If the folder cannot be written, before anything is computed.
     """
     from mechheads.compare_page import write_page, write_tables
     from mechheads.compare_summary import summarise
@@ -157,10 +168,7 @@ def run_compare(
     say(f"loading {str(model)!r} and checking that its parts add up")
     ca = CircuitAnalysis(model, store=folder / "store", progress=progress)
     spec = ca.model.spec
-    k = options.k if options.k is not None else max(5, round(0.02 * spec.n_layers * spec.n_heads))
-    if not 1 <= k <= spec.n_layers * spec.n_heads // 4:
-        n = spec.n_layers * spec.n_heads
-        raise InvalidInput(f"k is {k}; it must be from 1 to {n // 4}, a quarter of the model's {n} heads.")
+    k = _size(options, spec.n_layers * spec.n_heads)
     sources = {Path(name).stem: _trials(ca, name, options) for name in options.tasks}
     control = recall(ca.model, n=options.n_control, seed=options.seed, split=None, chat=options.chat)
     results: dict[str, TaskResult] = {}
@@ -171,19 +179,41 @@ def run_compare(
     summary["seconds"] = round(time.time() - started, 1)
     write_json(folder / "compare.json", summary)
     write_tables(folder, results, summary)
-    page = write_page(folder / "compare.html", results, apart, summary, options, str(model))
+    page = write_page(folder / "compare.html", results, apart, summary, options)
     return CompareResult(results, apart, summary, page)
 
 
+def _size(options: CompareOptions, n_heads: int) -> int:
+    """How many heads to take out; random sets of as many must be left beside every detector's best."""
+    most = n_heads // (len(options.methods) + 1)
+    if options.k is None:
+        return max(1, min(max(5, round(0.02 * n_heads)), most))
+    if not 1 <= options.k <= most:
+        raise InvalidInput(
+            f"k is {options.k}; with {len(options.methods)} detectors and {n_heads} heads it must be from 1 to "
+            f"{most}, so "
+            "that as many random heads are left that no detector names. Choose a smaller k or fewer methods."
+        )
+    return options.k
+
+
 def _trials(ca: CircuitAnalysis, name: str, options: CompareOptions) -> TrialSet:
-    """Trials of a task, with both splits."""
-    if Path(name).suffix or Path(name).name != name:
+    """Trials of a task, with both splits and an answer each."""
+    if is_trial_file(name):
         trials = TrialSet.load(name)
         if not {"calibration", "test"} <= set(trials.splits):
             raise InvalidInput(
                 f"the trials of {name} have the splits {trials.splits}; a comparison chooses heads on 'calibration' "
-                "and tests them on 'test'. Mark them with TrialSet.with_split."
+                "and "
+                "tests them on 'test'. Mark them with TrialSet.with_split."
             )
+        for trial in trials:
+            if trial.answer is None:
+                raise InvalidInput(
+                    f"trial {trial.id!r} of {name} has no gold answer, so what is lost without its heads cannot be "
+                    "told; "
+                    "give every trial an answer."
+                )
         return trials
     return needles(
         name,
@@ -210,12 +240,15 @@ def _run_task(
     calibration, test = trials.split("calibration"), trials.split("test")
     say(f"{task}: {len(options.methods)} detectors on {len(calibration)} calibration trials")
     longest = max([MAX_NEW_TOKENS, *_answer_lengths(ca, trials)])
-    scores = ca.score(list(options.methods), calibration, max_new_tokens=longest, batch_size=options.batch_size)
+    unfit = _unfit(options.methods, trials)
+    asked = [name for name in options.methods if name not in unfit]
+    scores = ca.score(asked, calibration, max_new_tokens=longest, batch_size=options.batch_size) if asked else {}
+    whole = len(scores) == len(asked) and all(one.meta["complete"] for one in scores.values())
     for name, one in scores.items():
-        one.save(folder / f"{task}-{name}.parquet")
-    if not all(one.meta["complete"] for one in scores.values()):
+        one.save(folder / f"{task}-{name}{'' if whole else '-partial'}.parquet")
+    if not whole:
         raise KeyboardInterrupt  # a comparison on part of the trials would claim what it did not measure
-    unranked = {name: why for name, one in scores.items() if (why := _no_ranking(one)) is not None}
+    unranked = unfit | {name: why for name, one in scores.items() if (why := _no_ranking(one)) is not None}
     ranked = tuple(name for name in scores if name not in unranked)
     usable = {name: scores[name] for name in ranked}
     sweep = None
@@ -238,6 +271,8 @@ def _run_task(
     pairs = len(usable) > 1
     return TaskResult(
         task=task,
+        n_calibration=len(calibration),
+        lengths=(min(len(t.tokens) for t in trials), max(len(t.tokens) for t in trials)),
         scores=scores,
         ranked=ranked,
         unranked=unranked,
@@ -252,6 +287,17 @@ def _run_task(
 def _answer_lengths(ca: CircuitAnalysis, trials: TrialSet) -> list[int]:
     """Tokens to allow for each answer: its own, and some around it."""
     return [len(ca.model.tokenizer(t.answer)["input_ids"]) + 8 for t in trials if t.answer is not None]
+
+
+def _unfit(methods: Sequence[str], trials: TrialSet) -> dict[str, str]:
+    """Methods that need a span which some trial lacks, and which."""
+    out = {}
+    for name in methods:
+        for span in get_method(name).spans:
+            lacking = next((t.id for t in trials if span not in t.spans), None)
+            if lacking is not None and get_method(name).reads_trials:
+                out[name] = f"it reads the span {span!r}, which trial {lacking!r} lacks"
+    return out
 
 
 def _no_ranking(scores: HeadScores) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from mechheads.agreement import Dissociation
 from mechheads.compare_summary import share, verdict
 from mechheads.methods.registry import get_method
 from mechheads.plots import (
-    ablation_curve,
+    ablation_forest,
     agreement_matrix,
     kv_group_view,
     layer_profile,
@@ -44,11 +45,17 @@ def method_table(numbers: Mapping[str, Any], k: int) -> pd.DataFrame:
                     "detector": name,
                     f"right without its {k}": share(m["ablated"]),
                     "cost beyond random": beyond,
-                    "p (Holm)": f"{m['p_holm']:.3f}",
+                    "corrected": MISSING if m["beyond_random_ci_corrected"][0] is None else _interval(m),
                     "control": share(m["control"]),
                 }
             )
     return pd.DataFrame(rows)
+
+
+def _interval(method: Mapping[str, Any]) -> str:
+    """The interval corrected for the number of detectors."""
+    low, high = method["beyond_random_ci_corrected"]
+    return f"[{low:.2f}, {high:.2f}]"
 
 
 def ranking_table(numbers: Mapping[str, Any], k: int) -> pd.DataFrame:
@@ -105,11 +112,10 @@ def write_page(
     apart: Dissociation | None,
     summary: Mapping[str, Any],
     options: CompareOptions,
-    model: str,
 ) -> Path:
     """One self-contained page."""
     name = summary["model"]["name"]
-    sections = [Section("Verdict", text=verdict(summary), verdict=True), _data_section(results, summary, options)]
+    sections = [Section("Verdict", text=verdict(summary), verdict=True), _data_section(summary, options)]
     for task, one in results.items():
         sections += _task_sections(task, one, summary["tasks"][task], summary["k"])
     if apart is not None:
@@ -117,12 +123,14 @@ def write_page(
     sections.append(Section("Caveats", items=_caveats(results, summary, options)))
     first = next(iter(results.values()))
     flags = {
-        "model": model,
+        "model": shlex.quote(name),
         **{"n": options.n, "context-length": options.context_length, "k": summary["k"], "draws": options.draws},
         "n-control": options.n_control,
         "seed": options.seed,
     }
-    repeated = "".join(f" --task {t}" for t in options.tasks) + "".join(f" --method {m}" for m in options.methods)
+    repeated = "".join(f" --task {shlex.quote(t)}" for t in options.tasks) + "".join(
+        f" --method {m}" for m in options.methods
+    )
     return write_report(
         path,
         title=f"Which heads of {name} retrieve?",
@@ -141,12 +149,16 @@ def write_page(
     )  # fmt: skip
 
 
-def _data_section(results: Mapping[str, TaskResult], summary: Mapping[str, Any], options: CompareOptions) -> Section:
-    told = [
-        f"{task}: {numbers['n_calibration']} calibration prompts choose the heads ({numbers['n_kept']} answered "
-        "rightly and kept); others, with other needles and answers, test them."
-        for task, numbers in summary["tasks"].items()
-    ]
+def _data_section(summary: Mapping[str, Any], options: CompareOptions) -> Section:
+    told = []
+    for task, numbers in summary["tasks"].items():
+        low, high = numbers["prompt_tokens"]
+        tested = f", {numbers['baseline']['n_trials']} others test them" if "baseline" in numbers else ""
+        kept = "" if numbers["n_kept"] is None else f" ({numbers['n_kept']} answered rightly)"
+        told.append(
+            f"{task}: prompts of {low if low == high else f'{low} to {high}'} tokens; {numbers['n_calibration']} "
+            f"calibration trials{kept} choose the heads{tested}."
+        )
     papers = [
         f"{name}: {first_line(get_method(name).function.__doc__)}"
         + (f" ({get_method(name).paper})" if get_method(name).paper else "")
@@ -155,7 +167,6 @@ def _data_section(results: Mapping[str, TaskResult], summary: Mapping[str, Any],
     return Section(
         "Data and detectors",
         text=[
-            f"Prompts of {options.context_length} tokens{', through the chat template' if options.chat else ''}. "
             f"The control asks {options.n_control} facts that stand in no context. All detectors that read the trials "
             "share one capture."
         ],
@@ -180,11 +191,12 @@ def _task_sections(task: str, one: TaskResult, numbers: Mapping[str, Any], k: in
                 text=[
                     f"The {k} best heads of each detector are set to their mean over the calibration prompts, at every "
                     "position; an answer is right if it holds the gold answer as whole words. Cost beyond random is "
-                    f"the paired difference to {k} random heads, positive if the detector's heads cost more; its p "
-                    "is corrected for the number of detectors."
+                    f"the paired difference to {k} random heads, positive if the detector's heads cost more; its "
+                    "interval "
+                    "asks whether they cost more than one random set, not than the average of several."
                 ],
-                figure=ablation_curve(one.sweep, metric="correct"),
-                figure_caption="Share of right answers without and with the heads taken out, with 95% intervals.",
+                figure=ablation_forest(one.sweep, k=k, metric="correct"),
+                figure_caption=f"Right answers without the {k} best heads of each detector, with 95% intervals.",
                 table=method_table(numbers, k),
                 table_caption=f"Detectors on {task}, by what taking out their {k} best heads costs",
             )
@@ -206,7 +218,8 @@ def _agreement_section(task: str, one: TaskResult, usable: Mapping[str, HeadScor
     return Section(
         f"{display_name(task)}: which detectors agree",
         text=[
-            f"Rank correlation over all heads, and how many of the {k} best are shared. Intervals are over trials; "
+            f"Rank correlation over the heads that both score, and how many of the {k} best are shared. Intervals "
+            "are over trials; "
             "detectors scored on the same trials are resampled together."
         ],
         figure=[
@@ -216,7 +229,7 @@ def _agreement_section(task: str, one: TaskResult, usable: Mapping[str, HeadScor
             method_scatter(usable[first], usable[second], k=k),
         ],
         figure_caption=[
-            "Spearman correlation of the scores of all heads.",
+            "Spearman correlation of the scores.",
             f"Heads shared by the {k} best of each.",
             f"Share of the top k that each detector has in common with {first}.",
             f"Every head under {first} and {second}; hover names it.",
@@ -240,8 +253,10 @@ def _maps_section(task: str, usable: Mapping[str, HeadScores], numbers: Mapping[
     return Section(
         f"{display_name(task)}: the heads",
         text=[
-            "Reliable is the rank correlation between the rankings of two halves of the calibration trials, stepped up "
-            "to all of them; beside it, the trials at which it would reach 0.9 (past the trials here an extrapolation)."
+            "Reliable is the rank correlation between the rankings of two halves of a detector's trials (for "
+            "random-token "
+            "scores, of its sequences), stepped up to all of them; beside it, the trials at which it would reach 0.9 "
+            "(past the trials here an extrapolation)."
         ],
         figure=figures,
         figure_caption=captions,
@@ -266,7 +281,8 @@ def _apart_section(apart: Dissociation) -> Section:
 
 def _caveats(results: Mapping[str, TaskResult], summary: Mapping[str, Any], options: CompareOptions) -> list[str]:
     out = [
-        "One model, one prompt format, one seed. Intervals are over trials, for random heads over draws too.",
+        "One model, one prompt format, one seed. Intervals are over trials, and where random heads are concerned "
+        "over draws too.",
         f"Each detector is judged by its {summary['k']} best heads alone; it can be right about heads further down.",
         "Induction, previous-token, duplicate-token and weight-only scores do not claim to find retrieval heads; they "
         "show what those would give.",

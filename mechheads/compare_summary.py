@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ import pandas as pd
 from mechheads.agreement import Agreement, Dissociation
 from mechheads.methods.registry import get_method
 from mechheads.plots.style import plural
-from mechheads.stats import holm
 from mechheads.sweep_result import SweepResult
 
 if TYPE_CHECKING:
@@ -44,16 +43,16 @@ def _task_numbers(result: TaskResult, k: int) -> dict[str, Any]:
     scores = result.scores
     gated = [one for name, one in scores.items() if get_method(name).gated]
     out: dict[str, Any] = {
-        "n_calibration": max((len(one.trial_ids) for one in gated), default=0),
-        "n_kept": max((one.n_kept for one in gated), default=0),
+        "n_calibration": result.n_calibration,
+        "prompt_tokens": list(result.lengths),
+        "n_kept": max((one.n_kept for one in gated), default=None),
         "unranked": dict(result.unranked),
         "methods": {name: _method_numbers(result, name, k) for name in result.ranked},
     }
     if result.agreement is not None:
-        rows = result.agreement.rows("spearman").sort_values("value", ascending=False)
+        rows = result.agreement.rows("spearman").dropna(subset="value").sort_values("value", ascending=False)
         out["families"] = families(result.agreement)
-        out["most_alike"] = _pair(rows.iloc[0])
-        out["least_alike"] = _pair(rows.iloc[-1])
+        out["pairs"] = [_pair(rows.iloc[i]) for i in sorted({0, len(rows) - 1})] if len(rows) else []
     if result.consensus is not None:
         frame = result.consensus.frame
         out["consensus"] = [
@@ -68,9 +67,6 @@ def _task_numbers(result: TaskResult, k: int) -> dict[str, Any]:
             "control": _cell(result.sweep, "random", k, CONTROL),
         }
         out["caveats"] = list(result.sweep.meta["caveats"])
-        corrected = holm([m["p_beyond_random"] for m in out["methods"].values()])
-        for method, p in zip(out["methods"].values(), corrected, strict=True):
-            method["p_holm"] = _number(p)
     return out
 
 
@@ -101,15 +97,18 @@ def _method_numbers(result: TaskResult, name: str, k: int) -> dict[str, Any]:
     }
     if result.sweep is not None:
         lost = result.sweep.compare("none", name, k, "correct", result.task)
-        beyond = result.sweep.compare("random", name, k, "correct", result.task)
+        beyond = result.sweep.beyond_control(name, k, "correct", result.task)
+        corrected = result.sweep.beyond_control(
+            name, k, "correct", result.task, level=1 - (1 - LEVEL) / len(result.ranked), n_boot=20_000
+        )
         out |= {
             "ablated": _cell(result.sweep, name, k, result.task),
             "control": _cell(result.sweep, name, k, CONTROL),
             "cost": _number(lost.difference.estimate),
             "cost_ci": [_number(lost.difference.low), _number(lost.difference.high)],
-            "beyond_random": _number(beyond.difference.estimate),
-            "beyond_random_ci": [_number(beyond.difference.low), _number(beyond.difference.high)],
-            "p_beyond_random": _number(beyond.p_value),
+            "beyond_random": _number(beyond.estimate),
+            "beyond_random_ci": [_number(beyond.low), _number(beyond.high)],
+            "beyond_random_ci_corrected": [_number(corrected.low), _number(corrected.high)],
         }
     return out
 
@@ -171,9 +170,7 @@ def _task_words(task: str, numbers: Mapping[str, Any], k: int) -> list[str]:
         ]
     base = numbers["baseline"]
     lines = [
-        f"On {task} the model answers {share(base)} of the {base['n_trials']} test questions; "
-        f"{numbers['n_kept']} of {numbers['n_calibration']} calibration trials were answered rightly and choose the "
-        "heads."
+        f"On {task} the model answers {share(base)} of the {base['n_trials']} test questions; {_chosen_on(numbers)}."
     ]
     if "families" in numbers:
         lines.append(_agreement_words(numbers))
@@ -184,6 +181,17 @@ def _task_words(task: str, numbers: Mapping[str, Any], k: int) -> list[str]:
     if numbers["unranked"]:
         lines.append("Not ranked: " + "; ".join(f"{name} ({why})" for name, why in numbers["unranked"].items()) + ".")
     return lines
+
+
+def _chosen_on(numbers: Mapping[str, Any]) -> str:
+    """Which trials choose the heads."""
+    if numbers["n_kept"] is None:
+        return f"heads are chosen on {numbers['n_calibration']} calibration trials, whether answered or not"
+    return (
+        f"{numbers['n_kept']} of {numbers['n_calibration']} calibration trials were answered rightly and choose the "
+        "heads "
+        "of the detectors that ask for an answer"
+    )
 
 
 def _agreement_words(numbers: Mapping[str, Any]) -> str:
@@ -200,12 +208,12 @@ def _agreement_words(numbers: Mapping[str, Any]) -> str:
         parts.append(
             f"on {'its' if len(alone) == 1 else 'their'} own {'is' if len(alone) == 1 else 'are'} {_names(alone)}"
         )
-    most, least = numbers["most_alike"], numbers["least_alike"]
     text = "; ".join(parts)
-    return (
-        f"{text[0].upper()}{text[1:]}. Closest are {most['a']} and {most['b']} ({most['spearman']:.2f}), furthest "
-        f"apart {least['a']} and {least['b']} ({least['spearman']:.2f})."
-    )
+    text = f"{text[0].upper()}{text[1:]}."
+    told = [f"{p['a']} and {p['b']} ({p['spearman']:.2f})" for p in numbers["pairs"]]
+    if len(told) == 2:
+        text += f" Closest are {told[0]}, furthest apart {told[1]}."
+    return text
 
 
 def _head_words(numbers: Mapping[str, Any], k: int) -> str:
@@ -232,8 +240,8 @@ def _cost_words(numbers: Mapping[str, Any], k: int) -> str:
     base = numbers["baseline"]["mean"]
     methods = numbers["methods"]
     ranked = sorted(methods, key=lambda name: -methods[name]["cost"])
-    sure = [n for n in ranked if _beyond(methods[n]) and methods[n]["p_holm"] <= 1 - LEVEL]
-    likely = [n for n in ranked if _beyond(methods[n]) and n not in sure]
+    sure = [n for n in ranked if _above_zero(methods[n]["beyond_random_ci_corrected"])]
+    likely = [n for n in ranked if _above_zero(methods[n]["beyond_random_ci"]) and n not in sure]
     random = numbers["random"]["task"]
     text = (
         f"Right answers fall from {base:.2f} to {share(random)} when {k} random heads are mean-ablated (mean of "
@@ -241,23 +249,21 @@ def _cost_words(numbers: Mapping[str, Any], k: int) -> str:
         + ", ".join(f"{n} {methods[n]['ablated']['mean']:.2f}" for n in ranked)
         + ". "
     )
+    if random["n_draws"] < 2:
+        return text + "With one random draw it cannot be said which of them cost more than random heads."
+    m = plural(len(ranked), "detector")
     if sure:
-        text += f"More than random, also after correcting for {plural(len(ranked), 'detector')} (Holm): {_names(sure)}."
+        text += f"More than a random set, also after correcting for {m}: {_names(sure)}."
     else:
-        text += f"None costs more than random heads once {plural(len(ranked), 'detector')} are corrected for (Holm)."
+        text += f"After correcting for {m}, none costs more than a random set."
     if likely:
-        text += (
-            f" By its own interval alone, {_names(likely)} too."
-            if sure
-            else (f" By its own interval alone, {_names(likely)} {'does' if len(likely) == 1 else 'do'}.")
-        )
+        text += f" By its own interval alone, {_names(likely)} " + ("does" if len(likely) == 1 else "do")
+        text += " too." if sure else "."
     return text
 
 
-def _beyond(method: Mapping[str, Any]) -> bool:
-    """Whether the interval of the difference to random heads lies above zero."""
-    low = method["beyond_random_ci"][0]
-    return low is not None and low > 0
+def _above_zero(interval: Sequence[float | None]) -> bool:
+    return interval[0] is not None and interval[0] > 0
 
 
 def _control_words(numbers: Mapping[str, Any], k: int) -> str:

@@ -162,7 +162,9 @@ class Model:
         return self.backend.stop_tokens()
 
     def is_newline(self, token: int) -> bool:
-        """Whether the text of a token contains a line break."""
+        """Whether the text of a token contains a line break; never without a tokenizer, which alone knows."""
+        if self.backend.tokenizer is None:
+            return False
         if token not in self._newline:
             self._newline[token] = "\n" in self.decode([token])
         return self._newline[token]

@@ -20,6 +20,7 @@ from mechheads.model import Model
 from mechheads.progress import progress_bar
 from mechheads.provenance import canonical_json, content_hash
 from mechheads.scores import POOLINGS, HeadScores
+from mechheads.stats import check_count
 from mechheads.tables import Job, ScoringError, Table, add_layer, by_layer, call, select, undefine_silenced
 from mechheads.text import contains_answer, denies_answer, exact_match
 from mechheads.trials import Trial, TrialSet
@@ -54,8 +55,8 @@ class RunOptions:
             raise InvalidInput(f"pooling is {self.pooling!r}; it must be one of {', '.join(POOLINGS)}.")
         if self.rouge_threshold is not None and not 0 <= self.rouge_threshold <= 1:
             raise InvalidInput(f"rouge_threshold is {self.rouge_threshold}; it must lie between 0 and 1.")
-        if self.batch_size < 1:
-            raise InvalidInput(f"batch_size is {self.batch_size}; it must be at least 1.")
+        check_count("batch_size", self.batch_size)
+        check_count("max_new_tokens", self.max_new_tokens)
 
     def record(self) -> dict[str, Any]:
         """What changes the numbers, for provenance and keys."""
@@ -120,12 +121,12 @@ def score_jobs(
     """As ``score_trials``, for jobs: the same method may stand there several times with other options.
 
     Returns:
-        Results by label.
+        Results by label; after Ctrl-C those of methods that had not begun are left out.
     """
     described = model.describe()
     reading = [j for j in jobs if j.method.reads_trials]
     if reading:
-        _check_trials(model, trials, [j.method for j in reading])
+        _check_trials(model, trials, reading)
     out: dict[str, HeadScores] = {}
     groups: list[tuple[TrialSet, list[Job]]] = [(trials, group) for group in _one_null_each(reading)]
     groups = [*_own_prompts(model, jobs), *groups]
@@ -134,13 +135,30 @@ def score_jobs(
             if job.method.kind == "weights":
                 out[job.label] = _score_weights(model, job, described, run)
         for some, group in groups:
-            out |= _score_group(model, group, some, described, run=run, progress=progress)
+            try:
+                found = _score_group(model, group, some, described, run=run, progress=progress)
+            except KeyboardInterrupt:
+                if not out:
+                    raise  # nothing to keep, so it is an ordinary Ctrl-C
+                _say_interrupted(jobs, out)
+                break
+            out |= found
+            if not all(one.meta["complete"] for one in found.values()):
+                _say_interrupted(jobs, out)
+                break
     except MechheadsError as error:
         error.partial = {**out, **error.partial}
         raise
     except ScoringError as error:
         raise MethodFailed(str(error), out) from error.__cause__
     return {job.label: out[job.label] for job in jobs if job.label in out}
+
+
+def _say_interrupted(jobs: Sequence[Job], done: Mapping[str, HeadScores]) -> None:
+    """Warn which methods are left out."""
+    missing = [job.label for job in jobs if job.label not in done]
+    if missing:
+        warnings.warn(f"interrupted: {', '.join(missing)} had not begun and are left out.", stacklevel=4)
 
 
 def live(model: Model, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +184,7 @@ def _own_prompts(model: Model, jobs: Sequence[Job]) -> list[tuple[TrialSet, list
         make = group[0].method.prompts
         assert make is not None
         trials = make(model, group[0].options)
-        _check_trials(model, trials, [j.method for j in group])
+        _check_trials(model, trials, group)
         groups.append((trials, group))
     return groups
 
@@ -334,7 +352,7 @@ def resolved_options(
     """Options of each method as provenance and store keys hold them, by method."""
     found, given = _resolved(methods, options, run)
     return {
-        m.name: {**Job(m.name, m, live(model, o)).record(), **(run.record() if m.gated else {})}
+        m.name: {**(run.record() if m.gated else {}), **Job(m.name, m, live(model, o)).record()}
         for m, o in zip(found, given, strict=True)
     }
 
@@ -347,9 +365,19 @@ def check_options(methods: Sequence[str], options: Mapping[str, Any]) -> list[Me
         InvalidInput: For an option that none of them has.
     """
     found = [get_method(name) for name in methods]
+    twice = sorted({name for name in methods if list(methods).count(name) > 1})
+    if twice:
+        raise InvalidInput(f"the method {twice[0]!r} is named twice; name each once.")
     known = {k for m in found for k in m.options}
     for key, value in options.items():
         if isinstance(value, Mapping) and key in methods:
+            of_run = [k for k in value if k in RunOptions.__dataclass_fields__]
+            if of_run:
+                raise InvalidInput(
+                    f"{of_run[0]!r} is an option of the whole run, since one capture serves all methods; give it "
+                    "beside "
+                    f"the methods, not for {key!r} alone."
+                )
             strange = [k for k in value if k not in get_method(key).options]
             if strange:
                 raise InvalidInput(
@@ -364,13 +392,14 @@ def check_options(methods: Sequence[str], options: Mapping[str, Any]) -> list[Me
     return found
 
 
-def _check_trials(model: Model, trials: TrialSet, methods: Sequence[Method]) -> None:
+def _check_trials(model: Model, trials: TrialSet, jobs: Sequence[Job]) -> None:
     """Refuse before the first pass what would fail in the middle of the run."""
     if not len(trials):
         raise InvalidInput("there are no trials to score.")
     for trial in trials:
         model.check_tokens(trial.tokens, what=f"trial {trial.id!r}")
-        for method in methods:
+        for job in jobs:
+            method = job.method
             for span in method.spans:
                 if span not in trial.spans:
                     raise UnknownName(
@@ -379,6 +408,11 @@ def _check_trials(model: Model, trials: TrialSet, methods: Sequence[Method]) -> 
                         trial.spans,
                         hint=f"The method {method.name!r} reads it; score such trials with another (dla needs none).",
                     )
+            job.positions(trial)
+            null = job.null(model, trial)
+            if null is not None:
+                model.check_tokens(null.tokens, what=f"the null variant of trial {trial.id!r}")
+                job.positions(null)
 
 
 def prompt_hash(trial: Trial) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -307,6 +308,58 @@ class SweepResult:
             difference=paired_bootstrap(left, right, level=level, n_boot=n_boot, seed=seed),
             p_value=paired_permutation(left, right, n_perm=n_perm, seed=seed),
         )
+
+    def beyond_control(
+        self,
+        ranking: str,
+        k: int,
+        metric: str,
+        task: str,
+        *,
+        control: str = "random",
+        level: float = 0.95,
+        n_boot: int = 4000,
+        seed: int = 0,
+    ) -> Interval:
+        """How much lower a metric is without a ranking's k heads than without a random set of k.
+
+        The estimate is ``mean over draws of the control - mean of the ranking``, over the trials of both; positive:
+        these heads cost more. The interval asks whether the set is worse than *a* random set, not than their average,
+        since random sets differ too: each bootstrap sample draws trials with replacement and one of the control's
+        draws.
+
+        Args:
+            ranking: The ranking.
+            k: Heads ablated.
+            metric: What to compare.
+            task: On which task.
+            control: The control; several draws of it are needed for an interval.
+            level: Confidence level.
+            n_boot: Number of bootstrap samples.
+            seed: Seed of the bootstrap.
+
+        Raises:
+            UnknownName: If a name is not in the sweep.
+            InvalidInput: If a cell is missing, or the two share no trial.
+        """
+        check_level(level)
+        own = self.cell(ranking, k, task, metric).set_index("trial_id")["value"]
+        drawn = self.cell(control, k, task, metric).pivot(index="draw", columns="trial_id", values="value")
+        shared = [t for t in own.index if t in drawn.columns and np.isfinite(own[t]) and drawn[t].notna().all()]
+        if not shared:
+            raise InvalidInput(
+                f"{ranking!r} and {control!r} share no trial at k={k} on {task!r}; nothing can be paired."
+            )
+        difference = np.asarray(drawn[shared], dtype=float) - np.asarray(own[shared], dtype=float)  # [draw trial]
+        estimate, (draws, n) = float(difference.mean()), difference.shape
+        if draws < 2 or n < 2:
+            return Interval(estimate, math.nan, math.nan, level, n)
+        rng = np.random.default_rng(seed)
+        counts = bootstrap_weights(n, n_boot, rng)
+        which = rng.integers(0, draws, size=n_boot)
+        samples = (counts * difference[which]).sum(axis=1) / n
+        low, high = percentiles(samples, level)
+        return Interval(estimate, float(low), float(high), level, n)
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file with the provenance inside; see ``HeadScores.save``."""

@@ -84,6 +84,8 @@ class Table:
             parts, reason = self.job.method.finish(parts, trial, self.job.options)
             if reason is not None:
                 record, parts = {**record, "reason": reason}, None
+        if parts is not None and np.isnan(parts["score"]).all():
+            record, parts = {**record, "reason": "the score is undefined for every head"}, None
         self.rows[i] = {} if parts is None else parts
         self.records[i] = record
         self.weights[i] = weight
@@ -104,7 +106,7 @@ class Table:
         meta = collect(
             described,
             method.name,
-            {**self.job.record(), **(run if method.gated else {})},
+            {**(run if method.gated else {}), **self.job.record()},
             trials.name,
             trials.hash,
             trials.options,

@@ -428,3 +428,12 @@ class TrialSet(Sequence[Trial]):
             return cls(map(Trial.from_dict, rest), name=head["name"], options=head["options"])
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise ResultFileError(f"{path} is not a readable trial file: {error}") from error
+
+
+def is_trial_file(what: str) -> bool:
+    """Whether a name stands for a file of trials rather than a kind: it exists, or has an extension or a folder.
+
+    So a file that is not there is said to be missing, rather than to be an unknown kind.
+    """
+    path = Path(what)
+    return path.is_file() or bool(path.suffix) or path.name != what

@@ -61,7 +61,7 @@ def files(llama: mh.Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def options(*tasks: str, **changes: Any) -> CompareOptions:
-    given: dict[str, Any] = {"tasks": tasks, "methods": CHEAP, "k": 2, "draws": 2, "batch_size": 4}
+    given: dict[str, Any] = {"tasks": tasks, "methods": CHEAP, "k": 1, "draws": 2, "batch_size": 4}
     return CompareOptions(**{**given, **changes})
 
 
@@ -98,20 +98,20 @@ def test_numbers_are_those_of_the_sweep(result: CompareResult) -> None:
     one = result.tasks["one"]
     assert one.sweep is not None
     for name, numbers in result.summary["tasks"]["one"]["methods"].items():
-        assert numbers["top"] == one.scores[name].top(2).labels
-        rows = one.sweep.cell(name, 2, "one", "correct")
+        assert numbers["top"] == one.scores[name].top(1).labels
+        rows = one.sweep.cell(name, 1, "one", "correct")
         assert numbers["ablated"]["mean"] == pytest.approx(rows["value"].mean(), abs=1e-4)
         base = one.sweep.cell("none", 0, "one", "correct").set_index("trial_id")["value"]
         paired = rows.set_index("trial_id")["value"]
         assert numbers["cost"] == pytest.approx((base - paired).mean(), abs=1e-4)
-        random = one.sweep.cell("random", 2, "one", "correct").groupby("trial_id")["value"].mean()
+        random = one.sweep.cell("random", 1, "one", "correct").groupby("trial_id")["value"].mean()
         assert numbers["beyond_random"] == pytest.approx((random - paired).mean(), abs=1e-4)
 
 
 def test_random_heads_are_nobodys_best(result: CompareResult) -> None:
     one = result.tasks["one"]
     assert one.sweep is not None
-    tested = {h for name in one.ranked for h in one.scores[name].top(2).labels}
+    tested = {h for name in one.ranked for h in one.scores[name].top(1).labels}
     frame = one.sweep.frame
     drawn = {h for heads in frame.loc[frame["ranking"] == "random", "heads"] for h in heads.split()}
     assert drawn and not drawn & tested
@@ -121,7 +121,7 @@ def test_words_hold_the_numbers(result: CompareResult) -> None:
     lines = verdict(result.summary)
     numbers = result.summary["tasks"]["one"]
     assert lines[0].startswith(f"On one the model answers {numbers['baseline']['mean']:.2f} [")
-    assert any(f"{numbers['most_alike']['spearman']:.2f}" in line for line in lines)
+    assert any(f"{numbers['pairs'][0]['spearman']:.2f}" in line for line in lines)
     assert any("control" in line for line in lines)
     assert "Between the tasks, by locos on one against locos on two" in lines[-1]
 
@@ -200,19 +200,22 @@ def test_families_are_linked_through_others() -> None:
 
 def test_the_table_is_ordered_by_cost(result: CompareResult) -> None:
     numbers = result.summary["tasks"]["two"]
-    table = method_table(numbers, 2)
+    table = method_table(numbers, 1)
     costs = [numbers["methods"][name]["cost"] for name in table["detector"]]
     assert costs == sorted(costs, reverse=True) and len(table) == len(numbers["methods"])
-    ranked = ranking_table(numbers, 2)
+    ranked = ranking_table(numbers, 1)
     assert list(ranked["detector"]) == list(table["detector"])
     for row in ranked.to_dict("records"):
-        assert row["best 2 heads"].startswith(" ".join(numbers["methods"][row["detector"]]["top"]))
+        assert row["best 1 heads"].startswith(" ".join(numbers["methods"][row["detector"]]["top"]))
 
 
-def test_p_values_are_corrected_for_the_number_of_detectors(result: CompareResult) -> None:
-    methods = result.summary["tasks"]["one"]["methods"]
-    raw = [m["p_beyond_random"] for m in methods.values()]
-    assert [m["p_holm"] for m in methods.values()] == pytest.approx(mh.stats.holm(raw).tolist(), abs=1e-4)
+def test_the_corrected_interval_is_the_wider_one(result: CompareResult) -> None:
+    wider = 0
+    for numbers in result.summary["tasks"]["one"]["methods"].values():
+        (low, high), (lower, higher) = numbers["beyond_random_ci"], numbers["beyond_random_ci_corrected"]
+        assert lower <= low + 1e-9 and high <= higher + 1e-9
+        wider += lower < low or higher > high
+    assert wider
 
 
 @pytest.mark.parametrize(
@@ -222,7 +225,9 @@ def test_p_values_are_corrected_for_the_number_of_detectors(result: CompareResul
         ({"methods": ("locos",)}, "at least two"),
         ({"methods": ("locos", "locos")}, "'locos' is named twice"),
         ({"tasks": ("a/facts.jsonl", "b/facts.jsonl")}, "'facts' is named twice"),
-        ({"tasks": ("recall",)}, "'recall' is the control"),
+        ({"tasks": ("recall",)}, "'recall' cannot be compared on"),
+        ({"tasks": ("arithmetic",)}, "'arithmetic' cannot be compared on"),
+        ({"tasks": ("mine/recall.jsonl",)}, "cannot be compared on"),
     ],
 )
 def test_options_are_checked(given: dict[str, Any], message: str) -> None:
@@ -236,7 +241,7 @@ def test_bad_names_are_refused_before_anything_runs(llama: mh.Model, files: dict
 
     with pytest.raises(mh.UnknownName, match=r"unknown method 'lokos'.*'locos'"):
         run_compare(llama, tmp_path, options(files["one"], methods=("lokos", "dla")), say=fail)
-    with pytest.raises(mh.InvalidInput, match="k is 9; it must be from 1 to 3"):
+    with pytest.raises(mh.InvalidInput, match="k is 9; with 7 detectors and 12 heads it must be from 1 to 1,"):
         run_compare(llama, tmp_path, options(files["one"], k=9), say=fail)
     unsplit = mh.TrialSet([dataclasses.replace(t, split=None) for t in mh.TrialSet.load(files["one"])], name="u")
     with pytest.raises(mh.InvalidInput, match="'calibration'"):
@@ -261,3 +266,41 @@ def test_the_command_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("COLUMNS", "300")
     done = CliRunner().invoke(app, ["compare", "--method", "locos", "-o", str(tmp_path)])
     assert done.exit_code == 2 and "at least two" in done.stderr
+
+
+def test_a_method_whose_span_is_missing_is_named_not_raised(
+    llama: mh.Model, patched: Any, files: dict[str, str], tmp_path: Path
+) -> None:
+    found = run_compare(llama, tmp_path, options(files["one"], methods=("locos", "dla", "qrhead")), say=print)
+    assert "'question'" in found.tasks["one"].unranked["qrhead"] and "'one-" in found.tasks["one"].unranked["qrhead"]
+    assert set(found.tasks["one"].ranked) == {"locos", "dla"}
+
+
+def test_a_trial_without_an_answer_is_refused_before_scoring(
+    llama: mh.Model, files: dict[str, str], tmp_path: Path
+) -> None:
+    trials = list(mh.TrialSet.load(files["one"]))
+    trials[2] = dataclasses.replace(trials[2], answer=None)
+    path = mh.TrialSet(trials, name="gap").save(tmp_path / "gap.jsonl")
+    with pytest.raises(mh.InvalidInput, match=r"'one-2' .* has no gold answer"):
+        run_compare(llama, tmp_path, options(str(path)), say=lambda text: None)
+
+
+def test_heads_chosen_without_answers_are_said_to_be(
+    llama: mh.Model, patched: Any, files: dict[str, str], tmp_path: Path
+) -> None:
+    found = run_compare(llama, tmp_path, options(files["one"], methods=("headkv", "previous_token")), say=print)
+    assert "heads are chosen on 4 calibration trials, whether answered or not" in verdict(found.summary)[0]
+
+
+def test_one_random_draw_decides_nothing(llama: mh.Model, patched: Any, files: dict[str, str], tmp_path: Path) -> None:
+    found = run_compare(llama, tmp_path, options(files["one"], methods=("locos", "dla"), draws=1), say=print)
+    assert found.summary["tasks"]["one"]["methods"]["locos"]["beyond_random_ci"] == [None, None]
+    assert any("With one random draw it cannot be said" in line for line in verdict(found.summary))
+
+
+def test_an_undefined_correlation_is_left_out_of_the_words(result: CompareResult) -> None:
+    from mechheads.compare_summary import _agreement_words
+
+    numbers = {"families": [["a"], ["b"], ["c"]], "pairs": []}
+    assert _agreement_words(numbers) == "On their own are a, b and c."

@@ -234,3 +234,136 @@ def test_lens_and_unembed_go_together(ca: mh.CircuitAnalysis, trials: mh.TrialSe
         ca.score("locos", trials, unembed="tuned_lens", lens=TunedLens.identity(2, 8))
     with pytest.raises(mh.InvalidInput, match="does not project"):
         ca.projections(trials, method="wu")
+
+
+# -- faults that review found ---------------------------------------------------------------------
+
+
+def test_options_of_the_run_are_not_of_one_method(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
+    with pytest.raises(mh.InvalidInput, match="'max_new_tokens' is an option of the whole run"):
+        ca.score("cri", trials, filler=7, cri={"max_new_tokens": 2})
+
+
+def test_a_method_named_twice_is_refused(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
+    with pytest.raises(mh.InvalidInput, match="'wu' is named twice"):
+        ca.score(["wu", "locos", "wu"], trials)
+
+
+def test_what_is_stored_does_not_hide_the_options_of_the_rest(
+    llama: mh.Model, trials: mh.TrialSet, tmp_path: Path
+) -> None:
+    ca = mh.CircuitAnalysis(llama, store=tmp_path, progress=False)
+    first = ca.score("contrastive", trials, form="topk", top=3, max_new_tokens=6)
+    both = ca.score(["contrastive", "locos"], trials, form="topk", top=3, max_new_tokens=6)
+    np.testing.assert_array_equal(both["contrastive"].values, first.values)
+    counted_by_step = ca.score(["wu"], trials, wu={"counting": "step"}, max_new_tokens=6)["wu"]
+    again = ca.score(["wu", "dla", "headkv"], trials, wu={"counting": "step"}, max_new_tokens=6, window=2)
+    np.testing.assert_array_equal(again["wu"].values, counted_by_step.values)
+    assert again["headkv"].meta["options"]["window"] == 2
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
+    """Ctrl-C instead of the capture after so many."""
+    real, calls = runner.capture, []
+
+    def capture(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(runner, "capture", capture)
+
+
+def test_ctrl_c_between_groups_keeps_the_finished_one(
+    llama: mh.Model, trials: mh.TrialSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = mh.CircuitAnalysis(llama, store=tmp_path, progress=False)
+    interrupting(monkeypatch, after=1)  # random tokens first, in one capture
+    with pytest.warns(UserWarning, match=r"locos, headkv.* had not begun and are left out"):
+        found = ca.score(["locos", "induction", "headkv", "ov_norm"], trials, **FEW)
+    assert list(found) == ["induction", "ov_norm"] and found["induction"].meta["complete"]
+    assert {p.name.split("-")[0] for p in tmp_path.iterdir()} == {"induction", "ov_norm"}
+
+
+def test_ctrl_c_in_the_first_group_starts_no_other(
+    ca: mh.CircuitAnalysis, trials: mh.TrialSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupting(monkeypatch, after=1)
+    with pytest.warns(UserWarning, match="interrupted") as warned:
+        found = ca.score(["locos", "induction"], trials, n_sequences=4, seq_len=6, batch_size=2)
+    assert list(found) == ["induction"] and not found["induction"].meta["complete"]
+    assert any("locos had not begun" in str(w.message) for w in warned)
+
+
+def test_ctrl_c_before_anything_is_one(
+    ca: mh.CircuitAnalysis, trials: mh.TrialSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupting(monkeypatch, after=0)
+    with pytest.raises(KeyboardInterrupt):
+        ca.score(["locos", "induction"], trials, **FEW)
+
+
+def test_trials_whose_score_is_undefined_are_dropped_with_a_reason(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
+    found = ca.score("wu", trials, span="answer", max_new_tokens=6)  # the needles do not hold the answers
+    assert found.n_kept == 0 and {r["reason"] for r in found.records} == {"the score is undefined for every head"}
+
+
+def test_contrastive_needs_an_answer(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
+    asked = [mh.Trial(id=t.id, tokens=t.tokens, spans=t.spans) for t in trials]
+    found = ca.score(["contrastive", "locos"], asked, max_new_tokens=6)
+    assert {r["reason"] for r in found["contrastive"].records} == {"the trial has no answer to contrast with"}
+    assert found["locos"].kept.all()
+
+
+def test_documents_after_the_question_are_refused(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
+    tokens = list(trials[3].tokens)
+    spans = {"needle": (2, 6), "documents": [(2, 6), (24, 27)], "question": (18, 22)}
+    with pytest.raises(mh.InvalidInput, match=r"the document at \[24, 27\) does not end before the question"):
+        ca.score("qrhead", mh.Trial(id="d", tokens=tokens, spans=spans), null_query="w5")
+
+
+def test_bad_prompts_are_refused_before_the_first_pass(
+    ca: mh.CircuitAnalysis, trials: mh.TrialSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = [mh.Trial(id=t.id, tokens=t.tokens, spans={"needle": (2, 4), "question": (5, 7)}) for t in trials]
+    bad = mh.Trial(id="bad", tokens=trials[3].tokens, spans={"needle": (9, 12), "question": (5, 7)})
+    monkeypatch.setattr(runner, "capture", lambda *a, **k: pytest.fail("ran"))
+    with pytest.raises(mh.InvalidInput, match="in trial 'bad' the question does not come after the needle"):
+        ca.score("qrhead", [*good, bad], null_query="w5")
+
+
+@pytest.mark.parametrize("query", [5, True, [1, "a"], None])
+def test_null_queries_of_another_kind_are_refused(
+    ca: mh.CircuitAnalysis, trials: mh.TrialSet, query: Any, as_users_run: None
+) -> None:
+    one = mh.Trial(id="q", tokens=trials[0].tokens, spans={"needle": (2, 4), "question": (5, 7)})
+    with pytest.raises(mh.InvalidInput, match="null_query is"):
+        ca.score("qrhead", one, null_query=query)
+
+
+def test_null_queries_may_be_token_ids(ca: mh.CircuitAnalysis, trials: mh.TrialSet) -> None:
+    one = mh.Trial(id="q", tokens=trials[0].tokens, spans={"needle": (2, 4), "question": (5, 7)})
+    ids = ca.model.tokenizer("w5 w6", add_special_tokens=False)["input_ids"]
+    a, b = (ca.score("qrhead", one, null_query=q) for q in ("w5 w6", ids))
+    np.testing.assert_array_equal(a.values, b.values)
+
+
+def test_a_model_without_a_tokenizer_scores_trials_of_tokens(
+    llama: mh.Model, trials: mh.TrialSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [mh.Trial(id=t.id, tokens=t.tokens, spans=t.spans) for t in trials]
+    with_it = mh.CircuitAnalysis(llama, progress=False).score(["locos", "wu"], asked, max_new_tokens=6)
+    monkeypatch.setattr(llama.backend, "tokenizer", None)
+    without = mh.CircuitAnalysis(llama, progress=False).score(["locos", "wu"], asked, max_new_tokens=6)
+    for name, one in without.items():
+        np.testing.assert_array_equal(one.values, with_it[name].values)
+        assert one.records[0]["generated"] == ""
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 2.5}, {"max_new_tokens": "6"}, {"batch_size": True}])
+def test_sizes_of_the_run_are_whole_numbers(
+    ca: mh.CircuitAnalysis, trials: mh.TrialSet, options: dict[str, Any], as_users_run: None
+) -> None:
+    with pytest.raises(mh.InvalidInput, match="must be a whole number"):
+        ca.score("locos", trials, **options)

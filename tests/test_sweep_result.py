@@ -222,3 +222,52 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputNotWritable, match="into the folder"):
         sweep().save(tmp_path / "file" / "sweep")
+
+
+# -- against a random set -------------------------------------------------------------------------
+
+
+def random_sets(own: list[float], draws: list[list[float]]) -> SweepResult:
+    """A sweep of one ranking and several random draws at k=1; one value a trial."""
+    rows = [("mine", 0, own), *(("random", d, values) for d, values in enumerate(draws)), ("none", 0, [1.0] * len(own))]
+    frame = pd.DataFrame(
+        [
+            {"ranking": r, "draw": d, "k": 0 if r == "none" else 1, "task": "t", "trial_id": f"t{i}",
+             "metric": "correct", "value": v, "heads": "" if r == "none" else "L0H0"}
+            for r, d, values in rows for i, v in enumerate(values)
+        ]
+    )  # fmt: skip
+    return SweepResult(frame, {})
+
+
+def test_beyond_control_is_the_paired_difference_to_the_mean_draw() -> None:
+    sweep = random_sets([0, 0, 1, 0], [[1, 1, 1, 0], [1, 0, 1, 1]])
+    found = sweep.beyond_control("mine", 1, "correct", "t")
+    assert found.estimate == pytest.approx(0.75 - 0.25) and found.n == 4
+    assert found.low <= found.estimate <= found.high
+
+
+def test_one_set_as_bad_as_mine_is_enough_for_doubt() -> None:
+    good, bad = [1.0] * 12, [0.0] * 12
+    clear = random_sets(bad, [good] * 5).beyond_control("mine", 1, "correct", "t")
+    assert (clear.low, clear.high) == (1.0, 1.0)
+    doubtful = random_sets(bad, [good] * 4 + [bad]).beyond_control("mine", 1, "correct", "t")
+    assert doubtful.low == 0.0 and doubtful.estimate == pytest.approx(0.8)
+
+
+def test_another_random_set_is_seldom_called_worse() -> None:
+    rng = np.random.default_rng(0)
+    called = 0
+    for seed in range(60):
+        shifts = rng.normal(0, 0.2, size=8)  # sets differ, and mine is one of them
+        sets = [(rng.random(20) < np.clip(0.7 + s, 0, 1)).astype(float).tolist() for s in shifts]
+        found = random_sets(sets[0], sets[1:]).beyond_control("mine", 1, "correct", "t", n_boot=400, seed=seed)
+        called += found.low > 0
+    assert called <= 6
+
+
+def test_one_draw_gives_no_interval_and_a_missing_cell_an_error() -> None:
+    sweep = random_sets([0, 1], [[1, 1]])
+    assert np.isnan(sweep.beyond_control("mine", 1, "correct", "t").low)
+    with pytest.raises(InvalidInput):
+        sweep.beyond_control("mine", 2, "correct", "t")

@@ -16,6 +16,7 @@ from mechheads.errors import InvalidInput, UnknownName
 from mechheads.kernels import contrast
 from mechheads.methods.registry import method
 from mechheads.model import Model
+from mechheads.stats import check_count
 from mechheads.text import char_offsets, find_answer_tokens
 from mechheads.trials import Trial
 
@@ -115,6 +116,8 @@ def _normalise(
     parts: dict[str, np.ndarray], trial: Trial, options: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], str | None]:
     """``R / sum R`` over all heads; a trial in which no head stands out is dropped."""
+    if trial.answer is None:
+        return parts, "the trial has no answer to contrast with"
     contrast_map = parts["contrast"]
     if np.isnan(contrast_map).all():
         return parts, "every generated step is an answer step, so there is nothing to contrast with"
@@ -164,8 +167,7 @@ def contrastive(
     """
     if form not in FORMS:
         raise UnknownName("form of contrastive attention", form, FORMS)
-    if top < 1:
-        raise InvalidInput(f"top is {top}; it must be at least 1.")
+    check_count("top", top)
     pattern, needle = acts.need("pattern"), acts.mask("needle")
     if form == "mass":
         at_step = pattern[..., needle].sum(-1)
@@ -182,9 +184,7 @@ def contrastive(
 
 
 def _last_rows(trial: Trial, options: Mapping[str, Any]) -> Sequence[int]:
-    window, n = options["window"], len(trial.tokens)
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise InvalidInput(f"window is {window!r}; it must be a whole number of prompt tokens, at least 1.")
+    window, n = check_count("window", options["window"]), len(trial.tokens)
     return range(max(0, n - window), n)
 
 
@@ -219,6 +219,13 @@ def _question_rows(trial: Trial, options: Mapping[str, Any]) -> Sequence[int]:
             f"in trial {trial.id!r} the question does not come after the needle, so its tokens cannot read it; "
             "qrhead needs prompts that end with the question."
         )
+    late = [s for s in trial.spans.get("documents", ()) if s.stop > min(rows)]
+    if late:
+        raise InvalidInput(
+            f"in trial {trial.id!r} the document at [{late[0].start}, {late[0].stop}) does not end before the "
+            "question, "
+            "whose tokens cannot read it; qrhead needs all documents before the question."
+        )
     return list(rows) if options["query"] == "question" else range(min(rows), len(trial.tokens))
 
 
@@ -229,13 +236,24 @@ def _null_trial(model: Model, trial: Trial, options: Mapping[str, Any]) -> Trial
     if len(trial.spans["question"]) != 1:
         raise InvalidInput(f"trial {trial.id!r} has {len(trial.spans['question'])} question spans; qrhead needs one.")
     span = trial.spans["question"][0]
-    spaced = model.decode([trial.tokens[span.start]]).startswith(" ")
-    null = answer_tokens(model, (" " if spaced else "") + options["null_query"])
-    if not null:
-        raise InvalidInput(f"null_query {options['null_query']!r} has no tokens; the published one is 'N/A'.")
+    null = _null_tokens(model, trial.tokens[span.start], options["null_query"])
     tokens = (*trial.tokens[: span.start], *null, *trial.tokens[span.stop :])
     before = {k: v for k, v in trial.spans.items() if k != "question" and max(s.stop for s in v) <= span.start}
     return replace(trial, tokens=tokens, spans={**before, "question": (span.start, span.start + len(null))})
+
+
+def _null_tokens(model: Model, first: int, query: Any) -> list[int]:
+    """Token ids of the null query, with a leading space where the question has one; given ids are taken as they are."""
+    if isinstance(query, str):
+        spaced = model.decode([first]).startswith(" ")
+        tokens = answer_tokens(model, (" " if spaced else "") + query)
+    elif isinstance(query, (list, tuple)) and all(isinstance(t, int) and not isinstance(t, bool) for t in query):
+        tokens = list(query)
+    else:
+        raise InvalidInput(f"null_query is {query!r}; give text, such as the published 'N/A', or a list of token ids.")
+    if not tokens:
+        raise InvalidInput(f"null_query {query!r} has no tokens; the published one is 'N/A'.")
+    return tokens
 
 
 @method("qrhead", needs=("pattern",), unit="probability", spans=("needle", "question"), rows=_question_rows,
@@ -246,7 +264,7 @@ def qrhead(
     *,
     query: str = "question",
     calibrated: bool = True,
-    null_query: str = "N/A",
+    null_query: str | Sequence[int] = "N/A",
     drop_outliers: bool = False,
 ) -> dict[str, Float[Tensor, " head"]]:
     """QRHead's score: how much the question's tokens attend to the gold document, beyond what any question does.
@@ -263,7 +281,7 @@ def qrhead(
         query: ``"question"``: the question's own tokens. ``"to_end"``: all tokens from it to the prompt's end (what the
             published code averages over, with the chat template's closing tokens).
         calibrated: Subtract the null query's attention (as published).
-        null_query: The null query.
+        null_query: The null query, as text or token ids.
         drop_outliers: Leave out, in each document, keys whose calibrated attention is below the document's mean less
             two standard deviations (published code only).
 
