@@ -269,7 +269,8 @@ def _figure(figure: go.Figure, caption: str, n: int) -> str:
         },
     )
     alt = _text(describe(figure))
-    least = min(0.8 * width, 640)  # narrower, the labels would collide; the figure then scrolls
+    # Narrower than this the labels would collide; the figure then scrolls.
+    least = (layout.meta or {}).get("least_width", min(0.8 * width, 640))
     text = f"<b>Figure {n}.</b> {_text(caption)}" if caption else f"<b>Figure {n}.</b>"
     return (
         f'<figure>\n<div class="plot" role="img" aria-label="{alt}" '

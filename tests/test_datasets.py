@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechheads.datasets import KINDS, arithmetic, needles, recall
-from mechheads.datasets.haystack import Haystack, split_sentences, word_pattern
+from mechheads.datasets.haystack import Haystack, split_sentences
 from mechheads.datasets.pools import pool, templates
+from mechheads.datasets.words import WordFinder
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.trials import Encoding, TrialSet
 
@@ -78,7 +79,7 @@ def text_of(model: Words, trial, span: str | None = None) -> str:
 
 
 def mentions(word: str, text: str) -> int:
-    return len(word_pattern((word,)).findall(text))
+    return WordFinder((word,)).count(text)
 
 
 @pytest.mark.parametrize("chat", [False, True])

@@ -138,7 +138,7 @@ def test_the_stop_tokens_step_is_one_of_the_others(ending: Any) -> None:
 def test_a_trial_without_an_answer_has_nothing_to_contrast() -> None:
     trial = dataclasses.replace(echoes("llama")[0].trial, answer=None)
     got = run(tiny.shared("llama"), {"c": ("contrastive", {}), "w": ("wu", {})}, [trial], max_new_tokens=6)
-    assert not got["c"].kept[0] and "nothing to contrast with" in got["c"].records[0]["reason"]
+    assert not got["c"].kept[0] and "no answer to contrast with" in got["c"].records[0]["reason"]
     assert got["w"].kept[0] and np.isfinite(got["w"].values).all()
     narrow = run(tiny.shared("llama"), {"w": ("wu", {"span": "answer"})}, [trial], max_new_tokens=6)["w"]
     assert np.isnan(narrow.values).all()  # no answer, so no answer's span
@@ -442,8 +442,8 @@ def trial(**spans: Any) -> mh.Trial:
         ("wu", {"counting": "steps"}, None, mh.UnknownName, r"unknown counting 'steps'.*'step'"),
         ("wu", {"span": "answers"}, None, mh.UnknownName, r"unknown span of the retrieval score 'answers'.*'answer'"),
         ("contrastive", {"form": "top"}, None, mh.UnknownName, r"unknown form of contrastive attention 'top'.*'topk'"),
-        ("contrastive", {"top": 0}, None, mh.InvalidInput, r"top is 0; it must be at least 1"),
-        ("headkv", {"window": 0}, None, mh.InvalidInput, r"window is 0; it must be a whole number of prompt tokens"),
+        ("contrastive", {"top": 0}, None, mh.InvalidInput, r"top is 0; it must be a whole number >= 1"),
+        ("headkv", {"window": 0}, None, mh.InvalidInput, r"window is 0; it must be a whole number >= 1"),
         ("headkv", {"window": True}, None, mh.InvalidInput, r"window is True; it must be a whole number"),
         ("headkv", {"window": 2.0}, None, mh.InvalidInput, r"window is 2.0; it must be a whole number"),
         ("qrhead", {"query": "end"}, None, mh.UnknownName, r"unknown query of qrhead 'end'"),

@@ -254,6 +254,87 @@ def test_panels_have_their_own_colour_bars():
     assert {t.xaxis for t in figure.data} == {"x", "x2"} or {t.xaxis for t in figure.data} == {"x1", "x2"}
 
 
+def boxes_of(figure: Any, count: int) -> list[tuple[float, ...]]:
+    """Left, right, bottom and top of each panel in pixels, with its colour bar, ticks and heading."""
+    layout = figure.layout
+    wide = layout.width - layout.margin.l - layout.margin.r
+    high = layout.height - layout.margin.t - layout.margin.b
+    found = []
+    for n in ["", *range(2, count + 1)]:
+        x, y = layout[f"xaxis{n}"].domain, layout[f"yaxis{n}"].domain
+        # 26 pixels of tick labels to the left, 90 of colour bar to the right, 20 of ticks below, 20 of heading above.
+        found.append((x[0] * wide - 26, x[1] * wide + 90, y[0] * high - 20, y[1] * high + 20))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "heads", "rows"),
+    [(4, 9, 1), (5, 9, 2), (12, 9, 3), (13, 9, 4), (4, 64, 2), (3, 64, 1), (6, 32, 2), (4, 200, 4), (7, 1, 2)],
+)
+def test_many_maps_wrap_without_overlap(count, heads, rows):
+    figure = score_heatmaps([scores(30, heads, 2, seed=i) for i in range(count)], ci=False)
+    found = boxes_of(figure, count)
+    assert len({box[2] for box in found}) == rows
+    if count > 3:
+        assert figure.layout.width <= 900
+        assert min(box[1] - box[0] - 116 for box in found) >= 4 * min(heads, 160)
+    for i, a in enumerate(found):
+        for b in found[i + 1 :]:
+            assert a[1] <= b[0] + 1e-6 or b[1] <= a[0] + 1e-6 or a[3] <= b[2] + 1e-6 or b[3] <= a[2] + 1e-6
+
+
+def test_wrapped_maps_keep_what_a_row_of_maps_has():
+    named = ["locos", "dla", "wu", "a_name_that_is_far_too_long_for_a_single_line"]
+    results = [scores(method=name, seed=i, unit="" if name == "wu" else "logits") for i, name in enumerate(named)]
+    figure = score_heatmaps(results, top=2, heads="L0H0")
+    bars = [t for t in figure.data if t.type == "heatmap" and t.showscale is not False]
+    assert [t.colorbar.title.text for t in bars] == [
+        "<br>Score (logits)",
+        "<br>Score (logits)",
+        "<br>Score",
+        "<br>Score (logits)",
+    ]
+    for i, (bar, result) in enumerate(zip(bars, results, strict=True), start=1):
+        x, y = (figure.layout[f"{axis}axis{i if i > 1 else ''}"].domain for axis in "xy")
+        assert bar.colorbar.x == x[1] and bar.colorbar.len == pytest.approx(y[1] - y[0])
+        assert bar.colorbar.y == pytest.approx((y[0] + y[1]) / 2)
+        np.testing.assert_allclose(np.array(bar.z, dtype=float), result.mean())
+        assert "CI" in str(bar.customdata[0][0])
+    outlines = [t for t in figure.data if t.name == "Top 2 of each score"]
+    assert [t.meta["heads"] for t in outlines] == [r.top(2).labels for r in results]
+    headings = [a.text for a in figure.layout.annotations]
+    assert headings[:3] == ["<b>LOCOS</b>", "<b>DLA</b>", "<b>Wu retrieval score</b>"]
+    assert "<br>" in headings[3] and headings[3].replace("<br>", " ").startswith("<b>A name that is far too long")
+    assert [figure.layout[f"yaxis{n}"].title.text for n in ("", 2, 3, 4)] == ["Layer (index, last on top)", "", "", ""]
+    assert describe(figure).count("Heatmap of") == 4
+    # A page may make it narrower, but not so far that the parts meet.
+    assert 800 <= figure.layout.meta["least_width"] <= figure.layout.width
+    assert "least_width" not in score_heatmaps(results[:3]).layout.meta
+
+
+def test_only_the_lowest_panel_of_a_column_names_its_heads():
+    figure = score_heatmaps([scores(seed=i) for i in range(5)], ci=False)
+    titles = [figure.layout[f"xaxis{n}"].title.text for n in ("", 2, 3, 4, 5)]
+    assert titles == ["", "", "Head (index)", "Head (index)", "Head (index)"]
+
+
+def test_long_units_take_more_room():
+    long = "share of the tokens of the needle that are copied, norm left out"
+    short, wide = (score_heatmaps([scores(unit=u, seed=i) for i in range(4)], ci=False) for u in ("logits", long))
+    assert wide.data[0].colorbar.title.text.count("<br>") >= 3
+    gap = [figure.layout.xaxis2.domain[0] - figure.layout.xaxis.domain[1] for figure in (short, wide)]
+    assert gap[1] > gap[0] and wide.layout.margin.r > short.layout.margin.r
+
+
+def test_up_to_three_maps_stand_in_one_row_as_wide_as_they_like():
+    figure = score_heatmaps([scores(30, 12, 2, seed=i) for i in range(3)], ci=False)
+    layout = figure.layout
+    assert layout.width == 62 + 3 * 340 + 2 * 138 + 112 and layout.height == 90 + 450 + 58
+    assert [layout[f"yaxis{n}"].domain for n in ("", 2, 3)] == [(0, 1)] * 3
+    assert figure.data[0].colorbar.title.text == "LOCOS score (logits)"
+    assert layout.xaxis.title.text == "Head (index in its layer)"
+
+
 def test_no_panels():
     with pytest.raises(InvalidInput, match="no scores to draw"):
         score_heatmaps([])

@@ -308,7 +308,7 @@ def test_scores_under_an_intervention_say_so(ca: mh.CircuitAnalysis, trials: mh.
         ({"rouge_threshold": 1.5}, "rouge_threshold is 1.5"),
         ({"rouge_threshold": -0.1}, "rouge_threshold is -0.1"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be a whole number >= 1"),
         ({"padding": "rigt"}, "unknown padding side 'rigt'.*'right'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""One test for every trap that was found in published implementations (``golden/README.md``).
+"""One test for every trap that was found in published implementations (``tests/golden/README.md``).
 
 Each fails with the reference's behaviour. Those that stand elsewhere already are only named here:
 

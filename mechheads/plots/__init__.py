@@ -5,6 +5,7 @@ from __future__ import annotations
 from mechheads.plots.agreement import agreement_matrix, overlap_curves
 from mechheads.plots.curves import ablation_curve, ablation_curves
 from mechheads.plots.describe import describe
+from mechheads.plots.forest import ablation_forest
 from mechheads.plots.heatmap import head_heatmap, score_heatmaps
 from mechheads.plots.kv_groups import kv_group_view
 from mechheads.plots.profile import layer_profile
@@ -14,6 +15,7 @@ from mechheads.plots.style import template
 __all__ = [
     "ablation_curve",
     "ablation_curves",
+    "ablation_forest",
     "agreement_matrix",
     "describe",
     "head_heatmap",

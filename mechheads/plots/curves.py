@@ -78,8 +78,8 @@ def ablation_curve(
         UnknownName: If a metric, task or ranking is not in the sweep.
         InvalidInput: If the metric was not measured there, or the tasks or rankings asked for are none.
     """
-    wanted_tasks = _chosen("task", tasks, sweep.tasks)
-    wanted = _chosen("ranking", rankings, sweep.rankings or [BASELINE])
+    wanted_tasks = chosen("task", tasks, sweep.tasks)
+    wanted = chosen("ranking", rankings, sweep.rankings or [BASELINE])
     curve = sweep.curve(metric, level=level, n_boot=n_boot, seed=seed)
     if tasks is None:
         wanted_tasks = [t for t in wanted_tasks if (curve["task"] == t).any()]
@@ -87,16 +87,16 @@ def ablation_curve(
     for task in wanted_tasks:
         if curve.loc[curve["task"] == task].empty:
             sweep.curve(metric, task=task, n_boot=2)  # raises, saying what was not measured
-    label, proportion = _metric(sweep, metric)
+    label, proportion = metric_axis(sweep, metric)
     figure = go.Figure()
     named: set[str] = set()
-    styles = _styles(sweep.rankings or [BASELINE], curve)
+    styles = ranking_styles(sweep.rankings or [BASELINE], curve)
     for i, task in enumerate(wanted_tasks, start=1):
         for ranking in wanted:
             rows = curve.loc[(curve["task"] == task) & (curve["ranking"] == ranking)].sort_values("k")
             if rows.empty:
                 continue
-            heads = _heads(sweep, ranking, task, metric)
+            heads = heads_at(sweep, ranking, task, metric)
             figure.add_traces(_line(rows, styles[ranking], heads, i, level, legend=ranking not in named))
             named.add(ranking)
     _lay_out(figure, wanted_tasks, curve, label, proportion=proportion)
@@ -104,7 +104,7 @@ def ablation_curve(
     if any(styles[r]["control"] for r in named):
         bands += "; bars: lowest to highest random draw"
     figure.update_layout(
-        title={"text": plain(_title(sweep) if title is None else title), "subtitle": {"text": bands}},
+        title={"text": plain(sweep_title(sweep) if title is None else title), "subtitle": {"text": bands}},
         meta={"description": describe_curves(curve, label, level=level)},
     )
     return figure
@@ -115,13 +115,13 @@ def ablation_curves(sweep: SweepResult, **options: Any) -> go.Figure:
     return ablation_curve(sweep, **options)
 
 
-def _title(sweep: SweepResult) -> str:
+def sweep_title(sweep: SweepResult) -> str:
     model = sweep.meta.get("model")
     name = str(model.get("name", "")) if isinstance(model, dict) else ""
     return "Ablating the highest-ranked heads" + (f", {name}" if name else "")
 
 
-def _chosen(kind: str, names: Sequence[str] | str | None, known: list[str]) -> list[str]:
+def chosen(kind: str, names: Sequence[str] | str | None, known: list[str]) -> list[str]:
     """The names asked for, checked; all known ones if None."""
     if names is None:
         return list(known)
@@ -134,7 +134,7 @@ def _chosen(kind: str, names: Sequence[str] | str | None, known: list[str]) -> l
     return names
 
 
-def _metric(sweep: SweepResult, metric: str) -> tuple[str, bool]:
+def metric_axis(sweep: SweepResult, metric: str) -> tuple[str, bool]:
     """Axis title with unit, and whether values are shares of one."""
     if metric in _METRICS:
         return _METRICS[metric]
@@ -146,7 +146,7 @@ def _metric(sweep: SweepResult, metric: str) -> tuple[str, bool]:
     return display_name(metric) + (f" ({unit})" if unit else ""), proportion
 
 
-def _styles(rankings: list[str], curve: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def ranking_styles(rankings: list[str], curve: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Colour, dash and symbol of each ranking; by its place in the sweep, so that subsets keep theirs."""
     styles: dict[str, dict[str, Any]] = {}
     free = controls = 0
@@ -175,7 +175,7 @@ def _styles(rankings: list[str], curve: pd.DataFrame) -> dict[str, dict[str, Any
     return styles
 
 
-def _heads(sweep: SweepResult, ranking: str, task: str, metric: str) -> dict[int, list[str]]:
+def heads_at(sweep: SweepResult, ranking: str, task: str, metric: str) -> dict[int, list[str]]:
     """Names of the ablated heads at each k, one text per draw."""
     frame = sweep.frame
     here = (frame["ranking"] == ranking) & (frame["task"] == task) & (frame["metric"] == metric)
@@ -223,7 +223,7 @@ def _line(
         mode="lines+markers",
         name=name,
         showlegend=legend,
-        customdata=_hover(rows, heads, level),
+        customdata=hover_texts(rows, heads, level),
         line={"color": colour, "width": 2, "dash": style["dash"]},
         marker={"symbol": style["symbol"], "size": 7, "color": colour},
         cliponaxis=False,
@@ -259,7 +259,7 @@ def _band(rows: pd.DataFrame) -> tuple[list[float | None], list[float | None]]:
     return x[:-1], y[:-1]
 
 
-def _hover(rows: pd.DataFrame, heads: dict[int, list[str]], level: float) -> list[list[str]]:
+def hover_texts(rows: pd.DataFrame, heads: dict[int, list[str]], level: float) -> list[list[str]]:
     """Ready texts of each point: heads ablated, value, interval, trials, names."""
     out = []
     for row in rows.to_dict("records"):
@@ -303,7 +303,7 @@ def _lay_out(figure: go.Figure, tasks: list[str], curve: pd.DataFrame, label: st
     panel_width = (plot_width - gap * (columns - 1)) / columns
     panel_height, row_gap = 260, 86
     plot_height = lines * panel_height + (lines - 1) * row_gap
-    y_range = [-0.03, 1.03] if proportion else _range(curve)
+    y_range = [-0.03, 1.03] if proportion else common_range(curve)
     ks = sorted(set(curve["k"].tolist()))
     pad = 0.03 * (ks[-1] - ks[0]) or 0.5
     for i, task in enumerate(tasks, start=1):
@@ -353,7 +353,7 @@ def _lay_out(figure: go.Figure, tasks: list[str], curve: pd.DataFrame, label: st
     )
 
 
-def _range(curve: pd.DataFrame) -> list[float] | None:
+def common_range(curve: pd.DataFrame) -> list[float] | None:
     """Common range of y with a little room; None (plotly's own) if nothing is finite."""
     values = curve[["mean", "ci_low", "ci_high", "draw_min", "draw_max"]].to_numpy(dtype=float)
     values = values[np.isfinite(values)]

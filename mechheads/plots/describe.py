@@ -90,6 +90,34 @@ def describe_curves(curve: pd.DataFrame, metric: str, *, level: float) -> str:
     return " ".join(text)
 
 
+def describe_forest(rows: pd.DataFrame, baselines: pd.DataFrame, metric: str, *, k: int, level: float) -> str:
+    """The sentences of an ablation forest, from the rows of ``SweepResult.curve`` at k and at 0."""
+    if metric[1:2].islower():
+        metric = metric[:1].lower() + metric[1:]
+    heads = "the highest-ranked head" if k == 1 else f"the {k} highest-ranked heads"
+
+    def told(row: Any) -> str:
+        ends = f" ({interval(row['ci_low'], row['ci_high'])})" if np.isfinite(row["ci_low"]) else ""
+        return f"{number(row['mean'])}{ends}"
+
+    text = [
+        f"Dot plot of {metric} after ablating {heads} of {plural(rows['ranking'].nunique(), 'ranking')}, with "
+        f"{percent(level)} intervals."
+    ]
+    for task, of_task in rows.groupby("task", sort=False):
+        known = of_task.loc[np.isfinite(of_task["mean"])].sort_values("mean", kind="stable")
+        parts = [f"{told(row)} without ablation" for row in baselines.to_dict("records") if row["task"] == task]
+        # The three lowest, the highest, and random heads: the others are in the table of the sweep.
+        shown = known["ranking"].isin([*known["ranking"].iloc[:3], *known["ranking"].iloc[-1:]])
+        shown |= known["ranking"].str.startswith("random") | (known["n_draws"] > 1)
+        parts += [f"{display_name(str(row['ranking']))} {told(row)}" for row in known.loc[shown].to_dict("records")]
+        parts += [f"{len(known) - int(shown.sum())} others between"] if not shown.all() else []
+        missing = len(of_task) - len(known)
+        parts += [f"{plural(missing, 'ranking')} without a value"] if missing else []
+        text.append(f"{display_name(str(task))}: {'; '.join(parts)}.")
+    return " ".join(text)
+
+
 _STATISTIC = {
     "spearman": "Spearman's rank correlation",
     "kendall": "Kendall's rank correlation",

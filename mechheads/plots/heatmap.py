@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import plotly.graph_objects as go
 
 from mechheads.errors import InvalidInput
 from mechheads.heads import HeadSet
+from mechheads.plots.agreement import beside_ticks
 from mechheads.plots.describe import describe_scores
 from mechheads.plots.style import (
     DIVERGING,
@@ -31,6 +34,24 @@ from mechheads.scores import HeadScores
 
 # Pixels around and between panels: left, room for a colour bar with its title, below, below a legend.
 _LEFT, _BAR, _BELOW, _LEGEND = 62, 112, 58, 34
+# So many panels stand in one row, as wide as they like. More are wrapped into rows that fit a page of _PAGE pixels, at
+# most _COLUMNS in each, and fewer where a head would get less than _CELL pixels.
+_ONE_ROW, _PAGE, _COLUMNS, _CELL = 3, 900, 4, 4.5
+# Pixels in wrapped rows: from a map to the next one, and to the right of the last; between rows; a line of a heading.
+_BETWEEN, _LAST, _ROWS, _LINE = 118, 90, 56, 18
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a panel stands, in shares of the plot's width and height, and what is written around it."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    heading: str
+    bar: str
+    head_title: str
+    layer_title: str
+    head_ticks: list[int]
 
 
 def head_heatmap(
@@ -79,6 +100,8 @@ def score_heatmaps(
 ) -> go.Figure:
     """Draw several scores side by side, each with its own colour bar in its own unit.
 
+    More than three are wrapped into rows of at most four, fewer if they have many heads a layer.
+
     Args:
         scores: One or more results, such as ``[locos, attention_spatial]``.
         heads: Heads to outline in every panel.
@@ -99,10 +122,12 @@ def score_heatmaps(
         raise InvalidInput("there are no scores to draw; give at least one HeadScores.")
     outlined = HeadSet.parse(heads) if heads is not None else HeadSet()
     figure, descriptions = go.Figure(), []
-    domains, size = _layout(panels, with_legend=bool(len(outlined) or top))
-    for i, (panel, domain) in enumerate(zip(panels, domains, strict=True), start=1):
+    wrapped = len(panels) > _ONE_ROW
+    lay_out = _wrapped if wrapped else _one_row
+    places, size = lay_out(panels, below=_BELOW + (_LEGEND if len(outlined) or top else 0))
+    for i, (panel, place) in enumerate(zip(panels, places, strict=True), start=1):
         frame = _frame(panel, ci=ci, level=level)
-        figure.add_traces(_panel_traces(panel, frame, i, domain, limit=limit, level=level))
+        figure.add_traces(_panel_traces(panel, frame, i, place, limit=limit, level=level))
         outlined.check(panel.n_layers, panel.n_heads)
         first = i == 1
         if top:
@@ -111,12 +136,13 @@ def score_heatmaps(
         if len(outlined):
             dash = "dot" if top else "solid"
             figure.add_trace(_outline(outlined, "Chosen heads", i, dash=dash, legend=first))
-        figure.update_layout(_axes(panel, i, domain))
+        figure.update_layout(_axes(panel, i, place))
         if len(panels) > 1:
             figure.add_annotation(
-                text=f"<b>{plain(display_name(panel.method))}</b>",
-                x=domain[0],
-                y=1,
+                text=f"<b>{place.heading}</b>",
+                align="left",
+                x=place.x[0],
+                y=place.y[1],
                 xref="paper",
                 yref="paper",
                 xanchor="left",
@@ -126,9 +152,10 @@ def score_heatmaps(
                 font={"size": 14},
             )
         descriptions.append(describe_scores(panel, frame, level=level))
-    figure.update_layout(
-        template=template(), title=_title(panels, title), meta={"description": " ".join(descriptions)}, **size
-    )
+    meta: dict[str, Any] = {"description": " ".join(descriptions)}
+    if wrapped:
+        meta["least_width"] = _PAGE - 40  # narrower, colour bars would meet the ticks of the next panel
+    figure.update_layout(template=template(), title=_title(panels, title), meta=meta, **size)
     return figure
 
 
@@ -151,7 +178,7 @@ def _panel_traces(
     scores: HeadScores,
     frame: pd.DataFrame,
     i: int,
-    domain: tuple[float, float],
+    place: _Place,
     *,
     limit: int | float | None,
     level: float,
@@ -167,7 +194,6 @@ def _panel_traces(
     lines = [f"%{{customdata[{j}]}}" for j in range(1, hover.shape[-1])]
     template = f"<b>%{{customdata[0]}}</b><br>{'<br>'.join(lines)}<extra></extra>"
     common = {"customdata": hover, "hovertemplate": template, **where}
-    unit = f" ({plain(scores.unit)})" if scores.unit else ""
     traces = [
         go.Heatmap(
             z=z,
@@ -177,13 +203,13 @@ def _panel_traces(
             colorscale=DIVERGING,
             name=plain(scores.method),
             colorbar={
-                "title": {"text": f"{plain(display_name(scores.method))} score{unit}", "side": "right"},
-                "x": domain[1],
+                "title": {"text": place.bar, "side": "right"},
+                "x": place.x[1],
                 "xanchor": "left",
                 "xpad": 8,
                 "thickness": 14,
-                "len": 1,
-                "y": 0.5,
+                "len": place.y[1] - place.y[0],
+                "y": (place.y[0] + place.y[1]) / 2,
                 "outlinewidth": 0.5,
                 "outlinecolor": INK,
                 "ticks": "outside",
@@ -261,23 +287,24 @@ def _outline(heads: HeadSet, name: str, i: int, *, dash: str, legend: bool) -> g
     )
 
 
-def _axes(scores: HeadScores, i: int, domain: tuple[float, float]) -> dict[str, Any]:
+def _axes(scores: HeadScores, i: int, place: _Place) -> dict[str, Any]:
     """Both axes of one panel, cells centred on whole numbers."""
     layers, heads = scores.n_layers, scores.n_heads
     n = "" if i == 1 else str(i)
     bare = {"showgrid": False, "zeroline": False}
     return {
         f"xaxis{n}": {
-            "title": {"text": "Head (index in its layer)"},
+            "title": {"text": place.head_title},
             "range": [-0.5, heads - 0.5],
-            "domain": domain,
-            "tickvals": count_ticks(heads),
+            "domain": place.x,
+            "tickvals": place.head_ticks,
             "anchor": f"y{n}",
             **bare,
         },
         f"yaxis{n}": {
-            "title": {"text": "Layer (index, last on top)" if i == 1 else ""},
+            "title": {"text": place.layer_title},
             "range": [-0.5, layers - 0.5],
+            "domain": place.y,
             "tickvals": count_ticks(layers, most=16),
             "anchor": f"x{n}",
             **bare,
@@ -285,26 +312,74 @@ def _axes(scores: HeadScores, i: int, domain: tuple[float, float]) -> dict[str, 
     }
 
 
-def _layout(panels: list[HeadScores], *, with_legend: bool) -> tuple[list[tuple[float, float]], dict[str, Any]]:
-    """Domain of each panel on the paper's width, and the size of the figure in pixels."""
+def _one_row(panels: list[HeadScores], *, below: int) -> tuple[list[_Place], dict[str, Any]]:
+    """Places of panels side by side, and the size of the figure in pixels."""
     most = 420 if len(panels) == 1 else 340
     widths = [min(max(30 * p.n_heads, 240), most) for p in panels]
     # A panel's own colour bar stands to its right; then the next panel's ticks.
     between = _BAR + 26
     inner = sum(widths) + between * (len(panels) - 1)
-    domains, start = [], 0.0
-    for width in widths:
-        domains.append((start / inner, min((start + width) / inner, 1.0)))
+    places, start = [], 0.0
+    for panel, width in zip(panels, widths, strict=True):
+        name, unit = plain(display_name(panel.method)), f" ({plain(panel.unit)})" if panel.unit else ""
+        places.append(
+            _Place(
+                x=(start / inner, min((start + width) / inner, 1.0)),
+                y=(0.0, 1.0),
+                heading=name,
+                bar=f"{name} score{unit}",
+                head_title="Head (index in its layer)",
+                layer_title="" if places else "Layer (index, last on top)",
+                head_ticks=count_ticks(panel.n_heads),
+            )
+        )
         start += width + between
     top = 66 if len(panels) == 1 else 90
-    below = _BELOW + (_LEGEND if with_legend else 0)
     height = min(max(15 * max(p.n_layers for p in panels), 160), 560)
-    size = {
-        "width": _LEFT + inner + _BAR,
+    return places, _size(inner, height, right=_BAR, top=top, below=below)
+
+
+def _wrapped(panels: list[HeadScores], *, below: int) -> tuple[list[_Place], dict[str, Any]]:
+    """Places of panels in rows as wide as a page, and the size of the figure in pixels."""
+    height = min(max(9 * max(p.n_layers for p in panels), 190), 360)
+    # Letters beside a colour bar are about 7 pixels wide, the bold ones of a heading 8.5.
+    bars = [textwrap.wrap(f"Score ({p.unit})" if p.unit else "Score", height // 7) for p in panels]
+    more = _LINE * (max(map(len, bars)) - 1)
+    between, inner = _BETWEEN + more, _PAGE - _LEFT - _LAST - more
+    widths = {c: (inner - between * (c - 1)) / c for c in range(1, _COLUMNS + 1)}
+    most = max(p.n_heads for p in panels)
+    fitting = max((c for c, width in widths.items() if width >= _CELL * most), default=1)
+    rows = math.ceil(len(panels) / fitting)
+    columns = math.ceil(len(panels) / rows)  # rows of equal length rather than a last one with a single panel
+    width = widths[columns]
+    headings = [textwrap.wrap(display_name(p.method), int((width + between - 12) / 8.5)) for p in panels]
+    row_gap = _ROWS + _LINE * (max(map(len, headings)) - 1)
+    total = rows * height + (rows - 1) * row_gap
+    places = []
+    for i, panel in enumerate(panels):
+        row, column = divmod(i, columns)
+        left, top = column * (width + between), row * (height + row_gap)
+        places.append(
+            _Place(
+                x=(left / inner, min((left + width) / inner, 1.0)),
+                y=(max(1 - (top + height) / total, 0.0), 1 - top / total),
+                heading="<br>".join(map(plain, headings[i])),
+                bar=beside_ticks("<br>".join(map(plain, bars[i]))),
+                head_title="Head (index)" if i + columns >= len(panels) else "",
+                layer_title="Layer (index, last on top)" if column == 0 else "",
+                head_ticks=count_ticks(panel.n_heads, most=max(int(width / 22), 2)),
+            )
+        )
+    return places, _size(inner, total, right=_LAST + more, top=90 + row_gap - _ROWS, below=below)
+
+
+def _size(inner: int | float, height: int | float, *, right: int, top: int, below: int) -> dict[str, Any]:
+    """Size of the whole figure and its margins, in pixels."""
+    return {
+        "width": _LEFT + inner + right,
         "height": top + height + below,
-        "margin": {"l": _LEFT, "r": _BAR, "t": top, "b": below},
+        "margin": {"l": _LEFT, "r": right, "t": top, "b": below},
     }
-    return domains, size
 
 
 def _title(panels: list[HeadScores], title: str | None) -> dict[str, Any]:

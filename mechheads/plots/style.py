@@ -62,7 +62,7 @@ _DISPLAY = {
     "locos": "LOCOS",
     "attention_spatial": "Attention-spatial",
     "dla": "DLA",
-    "wu": "Wu retrieval score",
+    "wu": "Wu",
     "headkv": "HeadKV",
     "qrhead": "QRHead",
     "cri": "CRI",
