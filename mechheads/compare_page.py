@@ -290,7 +290,7 @@ def _caveats(results: Mapping[str, TaskResult], summary: Mapping[str, Any], opti
         "the logit (for those: unembed='normed').",
     ]
     for task, numbers in summary["tasks"].items():
-        if 0 < numbers["n_kept"] < 10:
+        if numbers["n_kept"] is not None and 0 < numbers["n_kept"] < 10:
             out.append(
                 f"On {task} only {numbers['n_kept']} calibration trials were answered rightly: rankings are noisy."
             )

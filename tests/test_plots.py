@@ -303,7 +303,7 @@ def test_wrapped_maps_keep_what_a_row_of_maps_has():
     outlines = [t for t in figure.data if t.name == "Top 2 of each score"]
     assert [t.meta["heads"] for t in outlines] == [r.top(2).labels for r in results]
     headings = [a.text for a in figure.layout.annotations]
-    assert headings[:3] == ["<b>LOCOS</b>", "<b>DLA</b>", "<b>Wu retrieval score</b>"]
+    assert headings[:3] == ["<b>LOCOS</b>", "<b>DLA</b>", "<b>Wu</b>"]
     assert "<br>" in headings[3] and headings[3].replace("<br>", " ").startswith("<b>A name that is far too long")
     assert [figure.layout[f"yaxis{n}"].title.text for n in ("", 2, 3, 4)] == ["Layer (index, last on top)", "", "", ""]
     assert describe(figure).count("Heatmap of") == 4
