@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,6 +15,7 @@ from mechheads.backends.base import SITES, HookFn
 from mechheads.capture import answer_tokens, capture
 from mechheads.errors import HookNeverFired, InvalidInput, UnknownName
 from mechheads.model import Model
+from mechheads.stats import check_count
 from mechheads.trials import Trial
 
 # ``(z, span)`` with ``z [row pos head d_head]`` of the positions in ``span``, counted from the first position run.
@@ -22,6 +24,7 @@ Edit = Callable[[Tensor, slice], Tensor]
 METRICS = ("logit_diff", "logprob")
 _PATTERN_BYTES = 2**30
 _MOST_ROWS = 16
+PATCH_BATCH = "patch_batch (None for a size that fits)"
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,11 @@ def make_pair(
 
     Raises:
         UnknownName: If the trial has no needle.
-        InvalidInput: If the filler cannot be used, or the needle holds nothing else.
+        InvalidInput: If the filler cannot be used, the needle holds nothing else, or an option is of another type.
     """
+    check_count("max_new_tokens", max_new_tokens)
+    if not isinstance(stop_at_newline, bool):
+        raise InvalidInput(f"stop_at_newline is {stop_at_newline!r}; it must be True or False.")
     needle = trial.positions("needle")
     token = filler_token(model, filler)
     corrupt = list(trial.tokens)
@@ -101,12 +107,17 @@ def filler_token(model: Model, filler: str | int) -> int:
         filler: Text that is one token by itself, or a token id.
 
     Raises:
-        InvalidInput: If the text is not exactly one token of this model, or there is no such token id.
+        InvalidInput: If the text is not exactly one token of this model, there is no such token id, or it is neither.
     """
-    if isinstance(filler, int):
+    if isinstance(filler, bool) or not isinstance(filler, (str, int, np.integer)):
+        raise InvalidInput(
+            f"filler is {filler!r}, a {type(filler).__name__}; it must be text that is exactly one token "
+            "(filler=' the'), or a token id (filler=5)."
+        )
+    if not isinstance(filler, str):
         if not 0 <= filler < model.spec.d_vocab:
             raise InvalidInput(f"the filler {filler} is no token id of this model: 0 to {model.spec.d_vocab - 1}.")
-        return filler
+        return int(filler)
     ids = answer_tokens(model, filler)
     if len(ids) != 1 or ids[0] == getattr(model.tokenizer, "unk_token_id", None):
         is_what = "unknown to" if len(ids) == 1 else f"{len(ids)} tokens for"
@@ -223,9 +234,7 @@ class PatchRuns:
     def rows(self, asked: int | None) -> int:
         """Rows to run at once: as asked, or at most 16 and no more than 1 GiB of attention weights in a layer."""
         if asked is not None:
-            if asked < 1:
-                raise InvalidInput(f"patch_batch is {asked}; it must be at least 1, or None for a size that fits.")
-            return asked
+            return check_count(PATCH_BATCH, asked)
         total = self.first + self.length
         one = 4 * self.model.spec.n_heads * self.length * total
         return max(1, min(_MOST_ROWS, _PATTERN_BYTES // one))
@@ -280,6 +289,6 @@ def check_metric(name: str) -> str:
     Raises:
         UnknownName: If not.
     """
-    if name not in METRICS:
+    if not isinstance(name, str) or name not in METRICS:
         raise UnknownName("metric", name, METRICS)
     return name

@@ -63,10 +63,12 @@ def check_level(level: float) -> float:
     return float(level)
 
 
-def check_count(name: str, value: Any, *, least: int = 1) -> int:
-    """Return a whole number of at least ``least``, or raise naming it."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number >= {least}.")
+def check_count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number from ``least`` to ``most``, both included, or raise naming it."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+    if not whole or value < least or (most is not None and value > most):
+        bounds = f">= {least}" if most is None else f"from {least} to {most}"
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number {bounds}.")
     return int(value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -430,15 +431,53 @@ def test_what_cannot_be_scored_is_refused(llama: Model) -> None:
         cri(llama, trial, filler=FILLER, metric="logits")
     with pytest.raises(UnknownName, match="unknown metric 'kl'"):
         attribution_patching(llama, trial, filler=FILLER, metric="kl")
-    with pytest.raises(InvalidInput, match="patch_batch is 0; it must be at least 1"):
-        cri(llama, trial, filler=FILLER, patch_batch=0, max_new_tokens=5)
-    with pytest.raises(InvalidInput, match="steps is 0; the gradient must be taken at one point at least"):
-        attribution_patching(llama, trial, filler=FILLER, steps=0)
     with pytest.raises(UnknownName, match="unknown span of trial 'bare' 'needle'"):
         cri(llama, mh.Trial(id="bare", tokens=trial.tokens, answer="w4"), filler=FILLER)
     dull = mh.Trial(id="dull", tokens=[4, FILLER, FILLER, 5], spans={"needle": (1, 3)})
     with pytest.raises(InvalidInput, match="trial 'dull': the needle is nothing but the filler 7"):
         cri(llama, dull, filler=FILLER)
+
+
+@pytest.mark.parametrize(("method", "name", "value", "wanted"), [
+    *((attribution_patching, "steps", value, "it must be a whole number >= 1") for value in ("a", 1.5, True, 0, None)),
+    *((cri, "patch_batch", value, "it must be a whole number >= 1") for value in ("a", 1.5, True, 0)),
+    *((cri, "filler", value, "it must be text that is exactly one token .* or a token id")
+      for value in (True, 1.5, None, [5], b"w5")),
+    (attribution_patching, "filler", False, "it must be text"),
+    *((cri, "max_new_tokens", value, "it must be a whole number >= 1") for value in ("5", 2.5, True, 0)),
+    (cri, "stop_at_newline", "no", "it must be True or False"),
+    (cri, "metric", ["logprob"], "unknown metric"),
+])  # fmt: skip
+def test_an_option_of_another_type_is_named(
+    llama: Model, method: Any, name: str, value: Any, wanted: str, as_users_run: None
+) -> None:
+    said = "" if name == "metric" else rf"^{name}( \(.*\))? is {re.escape(repr(value))}.*"
+    with pytest.raises(InvalidInput, match=f"{said}{wanted}"):
+        method(llama, slow("llama")[0].case.trial, **{"filler": FILLER, "max_new_tokens": 5, name: value})
+
+
+def test_whole_numbers_of_numpy_are_taken(llama: Model, as_users_run: None) -> None:
+    trial = slow("llama")[0].case.trial
+    five, two = np.int64(5), np.int64(2)
+    want = cri(llama, trial, filler=FILLER, max_new_tokens=5)["score"]
+    got = cri(llama, trial, filler=np.int64(FILLER), max_new_tokens=five, patch_batch=two)  # type: ignore[arg-type]
+    assert torch.allclose(got["score"], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [cri, attribution_patching])
+@pytest.mark.parametrize("metric", METRICS)
+def test_logits_that_are_no_numbers_are_refused(llama: Model, method: Any, metric: str) -> None:
+    """NaN stands for an answer that was not said, and for nothing else."""
+    trial = replace(slow("llama")[0].case.trial, answer=None)
+
+    def broken(t: Tensor) -> Tensor:
+        return torch.full_like(t, torch.nan)
+
+    with (
+        llama.hooks([("blocks.1.attn.hook_z", broken)]),
+        pytest.raises(InvalidInput, match=r"trial '.*': the \w+ score of L0H0 is nan .*; load the model in float32"),
+    ):
+        method(llama, trial, filler=FILLER, metric=metric, max_new_tokens=2)
 
 
 def test_a_layer_that_does_not_pass_its_z_is_an_error(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:

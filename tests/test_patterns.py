@@ -128,6 +128,8 @@ def test_ordinary_tokens_leave_special_and_added_ones_out() -> None:
         ({"seq_len": 65}, "is 65; it must be a whole number from 3 to 64"),
         ({"seq_len": 64, "bos": True}, "is 64; it must be a whole number from 3 to 63"),
         ({"seq_len": 8.0}, r"is 8\.0; it must be a whole number"),
+        ({"bos": 1}, "bos is 1; it must be None"),
+        ({"n_sequences": True}, "n_sequences is True; it must be a whole number from 1"),
         ({"n_sequences": 0}, "n_sequences is 0; it must be a whole number from 1"),
         ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
         ({"bos": "yes"}, r"bos is 'yes'; it must be None \(as the model's own tokenizer does\), True or False"),

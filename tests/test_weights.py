@@ -169,6 +169,15 @@ def test_token_copying_is_its_loop(name: str, fold: bool) -> None:
             assert float(got[head]) == pytest.approx(hits / len(ordinary), abs=1e-6)
 
 
+def test_token_copying_tries_100_tokens_or_all_there_are(monkeypatch: Any) -> None:
+    model = tiny.shared("llama")
+    everything = ov_token_copying(model, 1, n_tokens=94, top_k=30)  # all ordinary tokens there are
+    assert torch.equal(ov_token_copying(model, 1, top_k=30), everything)
+    monkeypatch.setattr("mechheads.methods.weights._SAMPLE", 20)
+    few = ov_token_copying(model, 1, n_tokens=20, top_k=30)
+    assert torch.equal(ov_token_copying(model, 1, top_k=30), few) and not torch.equal(few, everything)
+
+
 def test_token_copying_samples_by_its_seed() -> None:
     model = tiny.shared("llama")
     runs = [ov_token_copying(model, 1, n_tokens=20, top_k=30, seed=seed) for seed in (0, 0, 1, 2)]
@@ -182,6 +191,7 @@ def test_token_copying_samples_by_its_seed() -> None:
     [
         ({"n_tokens": 95}, "n_tokens is 95; it must be a whole number from 1 to 94"),
         ({"n_tokens": 0}, "n_tokens is 0; it must be a whole number from 1 to 94"),
+        ({"n_tokens": 5, "fold_norm": "no"}, "fold_norm is 'no'; it must be True or False"),
         ({"n_tokens": 2.0}, r"n_tokens is 2\.0; it must be a whole number"),
         ({"n_tokens": 5, "top_k": 97}, "top_k is 97; it must be a whole number from 1 to 96"),
         ({"n_tokens": 5, "seed": -1}, "seed is -1; it must be a whole number from 0"),
@@ -283,11 +293,10 @@ def test_transformer_lens_own_folding_gives_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", [*FUNCTIONS, "ov_token_copying"])
 def test_scores_run_by_name(name: str) -> None:
     model = tiny.shared("llama")
-    options = {"n_tokens": 30} if name == "ov_token_copying" else {}
     trials = [mh.Trial(id="unread", tokens=[5, 6, 7])]
-    result = mh.CircuitAnalysis(model).score(name, trials, **options)
+    result = mh.CircuitAnalysis(model).score(name, trials)
     function = {**FUNCTIONS, "ov_token_copying": ov_token_copying}[name]
-    want = torch.stack([function(model, layer, **options) for layer in range(tiny.LAYERS)]).numpy()
+    want = torch.stack([function(model, layer) for layer in range(tiny.LAYERS)]).numpy()
     assert list(result.trial_ids) == ["weights"]
     assert np.array_equal(result.values[0], want)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from mechheads.datasets.chat import encode
 from mechheads.datasets.haystack import Window
+from mechheads.datasets.words import occurrences
 from mechheads.errors import InvalidInput
 from mechheads.trials import Encoder, Encoding, Span
 
@@ -249,10 +250,16 @@ def _render(
             achieved = _achieved(span(head, passage, "passage"), whole)
         parts = [("answer_span", insert.answer), *(item.inside if insert.text == item.needle else ())]
         for name, part in parts:
-            if part and (inside := insert.text.find(part)) >= 0:
+            if part and (inside := _place(insert.text, part)) >= 0:
                 found.setdefault(name, []).append(span(head + at + inside, part, "answer"))
     spans = {name: _merged(each) for name, each in found.items()}
     return Prompt(encoding, spans, tuple(i for i, _ in picked), achieved)
+
+
+def _place(text: str, part: str) -> int:
+    """Where a part stands in a text: as whole words if it can be ("Ann" is not that of "Annie"), or -1."""
+    whole = (start for start, stop in occurrences(text, part) if text[start:stop] == part)
+    return next(whole, text.find(part))
 
 
 def checked_span(encoding: Encoding, start: int, text: str, what: str) -> Span:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mechheads.datasets.assemble import Item, Prompt, assemble
 from mechheads.datasets.haystack import Haystack, SentenceCosts, Window, below, shuffled
+from mechheads.datasets.words import shared_names
 from mechheads.errors import InvalidInput
 from mechheads.trials import Encoder, Trial, TrialSet
 
@@ -59,15 +60,15 @@ def sizes_of(n: int, split: int | float | None) -> tuple[int, ...]:
 
 
 def check_disjoint(parts: Sequence[Sequence[Item]]) -> None:
-    """No needle twice, and no answer in both splits (a template of the caller's could do either)."""
+    """No needle twice, and no answer in both splits, nor within one (a template of the caller's could do any)."""
     texts = [i.needle or i.question for part in parts for i in part]
     if len(set(texts)) < len(texts):
         raise InvalidInput(
             f"only {len(set(texts))} of {len(texts)} needles are distinct; let the template's needle use "
             "every field, or use a smaller n."
         )
-    answers = [{i.answer for i in part} for part in parts]
-    if len(answers) == 2 and (shared := answers[0] & answers[1]):
+    answers = [[i.answer for i in part] for part in parts]
+    if len(answers) == 2 and (shared := shared_names(*answers)):
         raise InvalidInput(
             f"calibration and test would share the answers {sorted(shared)[:5]}; let the template's answer "
             "use a field, or use split=None."

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mechheads.datasets.assemble import checked_span
 from mechheads.datasets.build import check_common, check_context, sizes_of
-from mechheads.datasets.haystack import shuffled, whole_word, word_pattern
+from mechheads.datasets.haystack import shuffled
 from mechheads.datasets.sources import Record, Records, Source, cut, cut_all, frame, grouped, read_records
+from mechheads.datasets.words import WordFinder, folded, occurrences
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.trials import Encoder, Encoding, Span, Trial, TrialSet
 
@@ -217,10 +217,17 @@ def _answer(record: Record) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _keys(question: _Question) -> list[str]:
-    """What must not stand in both splits: gold paragraphs and answers, spelling of case and space aside."""
-    gold = [f"needle {p.title}\n{p.text}" for p in question.paragraphs if p.gold]
+    """What must not stand in both splits: gold paragraphs and answers, spelling of case and space aside.
+
+    An answer that contains another ("12 May", "12") does not bind: short answers would tie all questions together.
+    """
+    gold = [f"needle {_plain(f'{p.title} {p.text}')}" for p in question.paragraphs if p.gold]
     answers = [question.answer, *question.aliases] if question.answer else []
-    return gold + [f"answer {' '.join(a.casefold().split())}" for a in answers if a]
+    return gold + [f"answer {_plain(a)}" for a in answers if a]
+
+
+def _plain(text: str) -> str:
+    return " ".join(folded(text).split())
 
 
 @dataclass(frozen=True)
@@ -294,17 +301,12 @@ def _render(model: Encoder, question: _Question, paragraphs: Sequence[_Paragraph
         start = max(span.start, spans[-1].stop) if spans else span.start
         spans.append(Span(start, span.stop))
         if paragraph.gold and question.answer:
-            answers += _occurrences(encoding, at, text, question.answer)
+            found = occurrences(text, question.answer)
+            answers += [checked_span(encoding, at + a, text[a:b], "answer") for a, b in found]
         at += len(text) + len(_SEPARATOR)
     starts = {"opening": base, "closing": base + len(around.opening) + len(body)}
     asked = [checked_span(encoding, starts[s] + i, question.question, "question") for s, i in around.question_at]
     return _Built(encoding, tuple(paragraphs), tuple(spans), tuple(asked), tuple(_apart(answers)))
-
-
-def _occurrences(encoding: Encoding, at: int, text: str, answer: str) -> list[Span]:
-    """Tokens of the answer wherever it stands as whole words, in just this spelling."""
-    found = re.finditer(whole_word(answer), text)
-    return [checked_span(encoding, at + m.start(), answer, "answer") for m in found]
 
 
 def _apart(spans: Sequence[Span]) -> list[Span]:
@@ -327,7 +329,7 @@ def _trial(id: str, question: _Question, split: str | None, context_length: int 
     if built.answers:
         spans["answer_span"] = built.answers
     others = [f"{p.title}\n{p.text}" for p in built.paragraphs if not p.gold]
-    pattern = word_pattern((question.answer,) if question.answer else ())
+    finder = WordFinder((question.answer,) if question.answer else ())
     meta = {
         "kind": "documents",
         "record": question.id,
@@ -338,7 +340,7 @@ def _trial(id: str, question: _Question, split: str | None, context_length: int 
         "document_ids": [p.id for p in built.paragraphs],
         "titles": [p.title for p in built.paragraphs],
         "documents_dropped": len(question.paragraphs) - len(built.paragraphs),
-        "answer_in_other_documents": sum(bool(pattern.search(text)) for text in others),
+        "answer_in_other_documents": sum(map(finder.found_in, others)),
         "context_length": context_length,
         "context_length_achieved": len(built.encoding.tokens),
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mechheads.datasets import hub_files as hubs
+from mechheads.datasets.words import WordFinder
 from mechheads.errors import InvalidInput
 from mechheads.trials import Encoder
 
@@ -24,8 +25,6 @@ _LINES = (".jsonl", ".ndjson", ".jsonlines")
 _BLOCK = 64
 # Closing quotes are U+201D and U+2019; U+3002, U+FF01 and U+FF1F end sentences in Chinese and Japanese.
 _END = re.compile("[.!?\u2026][\"'\u201d\u2019)\\]]*\\s+(?=[^\\sa-z])|[\u3002\uff01\uff1f]\\s*")
-# Kana, ideographs, hangul: words run on without spaces, or inflect at their end.
-_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\"'\u201c\u2018])(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|No|Fig|e\.g|i\.e|cf|[A-Z])\.$"
 )
@@ -240,7 +239,7 @@ class Window:
         haystack: The sentences.
         costs: Their token counts.
         start: Index of the first sentence.
-        avoid: Words or phrases no sentence may contain (whole words, any case).
+        avoid: Words or phrases no sentence may contain, nor their regular plurals (see ``WordFinder``).
         seed: Of the shuffled rounds.
     """
 
@@ -249,7 +248,7 @@ class Window:
         self.start = start
         self._costs = costs
         self._seed = seed
-        self._avoid = word_pattern(avoid)
+        self._avoid = WordFinder(avoid, forms=True)
         self._taken: list[tuple[int, int]] = []
         self._walk = self._indices()
         self._left_out: list[str] = []
@@ -275,7 +274,7 @@ class Window:
         for step in range(n):
             index = (self.start + step) % n
             sentence = self.haystack.sentences[index]
-            if self._avoid.search(sentence):
+            if self._avoid.found_in(sentence):
                 self._left_out.append(sentence)
             else:
                 usable.append(index)
@@ -285,19 +284,6 @@ class Window:
             order = shuffled(usable, random.Random(f"{self._seed}/{round_}"))
             yield from order
             round_ += 1
-
-
-def word_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
-    """Pattern that finds any of the words or phrases as whole words, in any case."""
-    parts = [whole_word(w) for w in words if w]
-    return re.compile("|".join(parts) if parts else r"(?!)", re.IGNORECASE)
-
-
-def whole_word(word: str) -> str:
-    """Regular expression of a word or phrase with no letter or digit beside it (Chinese and the like: anywhere)."""
-    before = "" if _UNSPACED.match(word[0]) else r"(?<!\w)"
-    after = "" if _UNSPACED.match(word[-1]) else r"(?!\w)"
-    return f"{before}{re.escape(word)}{after}"
 
 
 def shuffled(items: Iterable[T], rng: random.Random) -> list[T]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from mechheads.datasets.assemble import Item
 from mechheads.datasets.haystack import below, shuffled
 from mechheads.datasets.pools import Template, closing, pool
+from mechheads.datasets.sources import grouped
+from mechheads.datasets.words import names_alike
 from mechheads.errors import InvalidInput
 
 Sizes = tuple[int, ...]
@@ -187,14 +189,13 @@ def _arithmetic_pool(rng: random.Random, chat: bool) -> list[Item]:
 
 
 def _grouped(kind: str, items: list[Item], sizes: Sizes, rng: random.Random) -> list[list[Item]]:
-    """Items for each split so that all items with one answer fall into the same split."""
+    """Items for each split so that all items with one answer, or with one inside it, fall into the same split."""
     if len(sizes) == 1:
         if sizes[0] > len(items):
             raise _too_many(kind, sizes, f"it has {len(items)} questions")
         return [shuffled(items, rng)[: sizes[0]]]
-    groups: dict[str, list[Item]] = {}
-    for item in items:
-        groups.setdefault(item.answer, []).append(item)
+    alike = grouped(names_alike([item.answer for item in items]))
+    groups = {items[same[0]].answer: [items[i] for i in same] for same in alike}
     first = _subset(shuffled(groups, rng), {a: len(g) for a, g in groups.items()}, sizes[0])
     parts = [
         shuffled([i for a, g in groups.items() if (a in first) == inside for i in g], rng) for inside in (True, False)

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 from mechheads.datasets.assemble import Item
 from mechheads.datasets.build import build, check_common, check_context, depths_of, sizes_of
-from mechheads.datasets.haystack import Haystack, HaystackSource, word_pattern
+from mechheads.datasets.haystack import Haystack, HaystackSource
 from mechheads.datasets.pools import closing
 from mechheads.datasets.sources import Record, Source, cut, cut_all, frame, grouped, read_records
+from mechheads.datasets.words import WordFinder, canonical, folded, names_alike, occurrences
 from mechheads.errors import InvalidInput
 from mechheads.trials import Encoder, TrialSet
 
-_KEYWORD = re.compile(r"(?<![\w.])(?:[A-Z]\w{2,}|\d\w*)(?!\w)")
+# A name or number; an underscore, as plain text has for italics, is none of it.
+_KEYWORD = re.compile(r"(?<![^\W_])(?<!\.)(?:[^\W\d_][^\W_]{2,}|\d[^\W_]*)(?![^\W_])")
 
 
 def niah(
@@ -34,12 +36,13 @@ def niah(
     """Trials from needle-in-a-haystack lines ``{"needle", "question", "real_needle"}``, one JSON object a line.
 
     The layout is that of the retrieval-head detection of Wu et al. (2024, arXiv 2404.15574). The gold answer is
-    ``real_needle``. Where it stands literally in the needle it has the spans ``real_needle`` and ``answer_span``;
-    where it does not, it has none, and ``meta["real_needle_in_needle"]`` is False.
+    ``real_needle``. Where it stands literally in the needle it has the spans ``real_needle`` and ``answer_span``
+    (other encodings of the same characters are the same); where it does not, it has none, and
+    ``meta["real_needle_in_needle"]`` is False.
 
-    The two splits share neither needle nor answer. Spans, metadata and the options not listed here are those of
-    ``needles``. Haystack sentences with the answer, or with a name or number of the needle (a capitalised word
-    that does not begin it), are left out of that trial.
+    The two splits share neither needle nor answer, and no answer of one contains one of the other. Spans, metadata
+    and the options not listed here are those of ``needles``. Haystack sentences with the answer, or with a name or
+    number of the needle (a capitalised word that does not begin it), are left out of that trial.
 
     Args:
         model: A model, or anything with ``encode``.
@@ -68,7 +71,8 @@ def niah(
     if not isinstance(reuse, bool):
         raise InvalidInput(f"reuse={reuse!r}: give True or False.")
     rng = random.Random(f"mechheads/niah/{seed}")
-    groups = grouped([(f"needle {i.needle}", f"answer {i.answer.casefold()}") for i in items])
+    answers = names_alike([i.answer for i in items], what="answer")
+    groups = grouped([(f"needle {folded(i.needle or '')}", *keys) for i, keys in zip(items, answers, strict=True)])
     what = records.source
     if total > len(items) and not reuse:
         raise InvalidInput(
@@ -106,19 +110,19 @@ def niah(
 def _item(record: Record, *, chat: bool, template: str | None) -> Item:
     """The item of one line."""
     needle, question, real = (record.get(k, str).strip() for k in ("needle", "question", "real_needle"))
-    if word_pattern((real,)).search(question):
+    if WordFinder((real,)).found_in(question):
         raise InvalidInput(
             f"{record.where}: the answer {real!r} stands in the question {question!r}, so no needle is needed to "
             "give it."
         )
-    literal = real in needle
+    spelt = real if real in needle else next((needle[a:b] for a, b in occurrences(needle, real)), "")
     if template is None:
         around = None
         after, before = closing(question, "", "", chat=chat), ""
     else:
         around = frame(template, "haystack", question, where="task_template", strip=chat)
         after, before = around.closing, around.opening
-    names = [m[0] for m in _KEYWORD.finditer(needle) if m.start() > 0]
+    names = [m[0] for m in _KEYWORD.finditer(canonical(needle)) if m.start() > 0 and not m[0][0].islower()]
     return Item(
         needle=needle,
         question=question,
@@ -127,11 +131,12 @@ def _item(record: Record, *, chat: bool, template: str | None) -> Item:
         question_at=around.question_at if around else (),
         answer=real,
         avoid=tuple(dict.fromkeys((real, needle, *names))),
-        inside=(("real_needle", real),),
+        mark=spelt,
+        inside=(("real_needle", spelt),),
         meta={
             "record": record.place,
             "real_needle": real,
-            "real_needle_in_needle": literal,
+            "real_needle_in_needle": bool(spelt),
         },
     )
 

@@ -10,8 +10,9 @@ from typing import Any
 from mechheads.datasets.assemble import Item
 from mechheads.datasets.build import build, check_common, check_context, depths_of, is_number, sizes_of
 from mechheads.datasets.chat import has_system_role
-from mechheads.datasets.haystack import Haystack, HaystackSource, below, shuffled, word_pattern
+from mechheads.datasets.haystack import Haystack, HaystackSource, below, shuffled
 from mechheads.datasets.sources import Record, Records, Source, fill, frame, grouped, placeholders, read_records
+from mechheads.datasets.words import WordFinder, folded, names_alike, shared_names
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.trials import Encoder, TrialSet
 
@@ -78,6 +79,7 @@ def nolima(
     ``{CHAR}`` is one of multiple choice (``meta["multiple_choice"]``), and the only kind in which the answer may stand.
 
     The two splits share no character, so neither needle texts nor answers, and no test arguments (``split_tests``).
+    Names that differ in case alone, or of which one contains the other (``Ann``, ``Ann Lee``), are in one split.
     Within a split tests and characters take turns.
 
     Spans, metadata and the options not listed here are those of ``needles``; ``meta`` has further ``entry``, ``test``,
@@ -239,12 +241,13 @@ def _draw(
     cases: Sequence[Case], sizes: Sequence[int], rng: random.Random, source: str, split_tests: bool
 ) -> list[list[tuple[Case, str]]]:
     """Cases with characters for each split: shared are neither characters nor, if it can be, arguments."""
-    groups = shuffled(grouped([[f"of {c.arguments or c.needle}", *(f"gold {g}" for g in c.gold)] for c in cases]), rng)
-    names = shuffled(dict.fromkeys(name for c in cases for name in c.characters if name), rng)
+    groups = shuffled(grouped(_keys(cases)), rng)
+    given = list(dict.fromkeys(name for c in cases for name in c.characters if name))
+    names = shuffled([[given[i] for i in same] for same in grouped(names_alike(given))], rng)
     ordered = [[cases[i] for i in g] for g in groups]
     # Without {CHAR} only the tests keep the answers apart.
     case_parts = _shares(ordered if split_tests or not names else [[c for part in ordered for c in part]], sizes)
-    name_parts = _shares([[name] for name in names], sizes)
+    name_parts = _shares(names, sizes)
     out = []
     for k, size in enumerate(sizes):
         mine = shuffled(case_parts[k], rng)
@@ -259,6 +262,13 @@ def _draw(
         out.append(pairs[:size])
     _check_shared(out)
     return out
+
+
+def _keys(cases: Sequence[Case]) -> list[list[str]]:
+    """What tests must not share between the splits: arguments, and gold answers or such as contain one another."""
+    golds = iter(names_alike([g for c in cases for g in c.gold], what="gold"))
+    arguments = [tuple(map(folded, c.arguments)) or folded(c.needle) for c in cases]
+    return [[f"of {of}", *(key for _ in c.gold for key in next(golds))] for c, of in zip(cases, arguments, strict=True)]
 
 
 def _shares(groups: Sequence[list[Any]], sizes: Sequence[int]) -> list[list[Any]]:
@@ -283,7 +293,7 @@ def _pairs(cases: Sequence[Case], names: Sequence[str]) -> list[tuple[Case, str]
     ]
     seen: dict[str, tuple[Case, str]] = {}
     for case, who in pairs:
-        seen.setdefault(_named(case.needle, who), (case, who))
+        seen.setdefault(folded(_named(case.needle, who)), (case, who))
     return list(seen.values())
 
 
@@ -291,11 +301,11 @@ def _check_shared(parts: Sequence[Sequence[tuple[Case, str]]]) -> None:
     """The splits of a set with one character, or one test without any, would share their answer."""
     if len(parts) < 2:
         return
-    left, right = ({x for case, who in part for x in (case.gold or (who,))} for part in parts)
-    if shared := left & right:
+    left, right = ([x for case, who in part for x in (case.gold or (who,))] for part in parts)
+    if shared := shared_names(left, right):
         raise InvalidInput(
-            f"calibration and test would share the answers {sorted(shared)[:5]}: the needle set has too few "
-            "characters or tests to be split; use split=None."
+            f"calibration and test would share the answers {sorted(shared)[:5]}, or answers that contain them: the "
+            "needle set has too few characters or tests to be split; use split=None."
         )
 
 
@@ -310,7 +320,7 @@ def _item(
     choice = bool(who) and "{CHAR}" in case.question
     needle, asked = _named(case.needle, who), _named(case.question, who)
     answers = case.gold or (who,)
-    if not choice and word_pattern(answers[:1]).search(asked):
+    if not choice and WordFinder(answers[:1]).found_in(asked):
         raise InvalidInput(
             f"{case.where}: the answer {answers[0]!r} stands in the question {asked!r}, so no needle is needed to give "
             "it; only a multiple-choice question, with {CHAR} in it, may hold the answer."
@@ -319,7 +329,7 @@ def _item(
     before = f"{case.system}\n\n" if case.system and not role else ""
     inserted = case.distractors if gap is not None else ()
     placed = tuple((text, _away(depth, gap or 0.0, rng)) for text in inserted)
-    others = [c for c in case.characters if c and word_pattern((c,)).search(asked)]
+    others = [c for c in case.characters if c and WordFinder((c,)).found_in(asked)]
     return Item(
         needle=needle,
         question=asked,

@@ -10,7 +10,8 @@ from torch import Tensor
 from mechheads.errors import InvalidInput
 from mechheads.methods.registry import method
 from mechheads.model import Model
-from mechheads.patching import METRICS, Edit, PatchRuns, Readout, check_metric, make_pair
+from mechheads.patching import METRICS, PATCH_BATCH, Edit, PatchRuns, Readout, check_metric, make_pair
+from mechheads.stats import check_count
 from mechheads.trials import Trial
 
 Maps = dict[str, Float[Tensor, "layer head"]]
@@ -53,9 +54,12 @@ def cri(
 
     Raises:
         UnknownName: If the trial has no needle, or for another metric.
-        InvalidInput: If the filler is not one token, or a needle holds nothing else.
+        InvalidInput: If the filler is not one token, a needle holds nothing else, an option is of another type, or
+            the model's logits are no numbers.
     """
     check_metric(metric)
+    if patch_batch is not None:
+        check_count(PATCH_BATCH, patch_batch)
     size = (model.spec.n_layers, model.spec.n_heads)
     found = {name: torch.full(size, torch.nan) for name in METRICS}
     pair = make_pair(model, trial, filler=filler, max_new_tokens=max_new_tokens, stop_at_newline=stop_at_newline)
@@ -72,7 +76,21 @@ def cri(
                     logits = runs.patched(layer, heads)
                     for name in METRICS:
                         found[name][layer, heads] = (read.metric(name, logits) - before[name]).float().cpu()
+        for name in METRICS:
+            _check_finite(found[name], trial, name)
     return {"score": found.pop(metric), **found}
+
+
+def _check_finite(scores: Float[Tensor, "layer head"], trial: Trial, metric: str) -> None:
+    """Refuse scores that are no numbers: NaN is kept for a trial whose answer was not said."""
+    bad = (~scores.isfinite()).nonzero()
+    if len(bad):
+        layer, head = bad[0].tolist()
+        raise InvalidInput(
+            f"trial {trial.id!r}: the {metric} score of L{layer}H{head} is {scores[layer, head].item()} "
+            f"({len(bad)} of {scores.numel()} heads), so logits or gradients of the patched runs hold NaN or infinity; "
+            "load the model in float32, or take the intervention off that makes them so."
+        )
 
 
 @method("attribution_patching", kind="causal", unit="logits", spans=("needle",), paper="arXiv 2310.10348")
@@ -110,17 +128,19 @@ def attribution_patching(
 
     Raises:
         UnknownName: If the trial has no needle, or for another metric.
-        InvalidInput: If the filler is not one token, a needle holds nothing else, or there are no steps.
+        InvalidInput: If the filler is not one token, a needle holds nothing else, an option is of another type, or
+            the model's logits or gradients are no numbers.
     """
     check_metric(metric)
-    if steps < 1:
-        raise InvalidInput(f"steps is {steps}; the gradient must be taken at one point at least.")
+    steps = check_count("steps", steps)
     pair = make_pair(model, trial, filler=filler, max_new_tokens=max_new_tokens, stop_at_newline=stop_at_newline)
     if pair is None:
         return torch.full((model.spec.n_layers, model.spec.n_heads), torch.nan)
     with model.lock, torch.enable_grad():
         runs = PatchRuns(model, pair)
-        return _plain(runs, metric) if steps == 1 else _integrated(runs, metric, steps)
+        scores = _plain(runs, metric) if steps == 1 else _integrated(runs, metric, steps)
+    _check_finite(scores, trial, metric)
+    return scores
 
 
 def _plain(runs: PatchRuns, metric: str) -> Float[Tensor, "layer head"]:

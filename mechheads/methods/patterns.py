@@ -7,7 +7,6 @@ options, they share one capture.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,25 +19,11 @@ from mechheads.capture import LayerActs
 from mechheads.errors import InvalidInput
 from mechheads.methods.registry import method
 from mechheads.model import Model
+from mechheads.stats import check_count
 from mechheads.trials import Trial, TrialSet
 
 # Below this the induction key, the previous token and the duplicate are not three different positions.
 _SHORTEST = 3
-
-
-def whole(value: Any, name: str, low: int, high: int) -> int:
-    """A whole number option between two bounds, both included.
-
-    Raises:
-        InvalidInput: Naming the option, its value and the bounds.
-    """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or not low <= number <= high:
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number from {low} to {high}.")
-    return number
 
 
 def ordinary_tokens(model: Model) -> list[int]:
@@ -76,9 +61,11 @@ def repeated_tokens(model: Model, options: Mapping[str, Any]) -> TrialSet:
             f"{model.spec.name!r} has {len(ordinary)} ordinary tokens and a context of {model.spec.n_ctx}: too few for "
             f"{_SHORTEST} tokens repeated once."
         )
-    length = whole(options["seq_len"], "seq_len (so that the two copies fit the context)", _SHORTEST, longest)
-    n = whole(options["n_sequences"], "n_sequences", 1, 1_000_000)
-    seed = whole(options["seed"], "seed", 0, 2**63 - 1)
+    length = check_count(
+        "seq_len (so that the two copies fit the context)", options["seq_len"], least=_SHORTEST, most=longest
+    )
+    n = check_count("n_sequences", options["n_sequences"], most=1_000_000)
+    seed = check_count("seed", options["seed"], least=0, most=2**63 - 1)
     rng = np.random.default_rng(seed)
     first = (len(start), len(start) + length)
     spans = {"first": first, "second": (first[1], first[1] + length)}
@@ -92,7 +79,7 @@ def repeated_tokens(model: Model, options: Mapping[str, Any]) -> TrialSet:
 
 def _bos(model: Model, wanted: bool | None) -> list[int]:
     """The BOS token a prompt starts with, or nothing."""
-    if wanted not in (None, True, False):
+    if wanted is not None and not isinstance(wanted, bool):
         raise InvalidInput(f"bos is {wanted!r}; it must be None (as the model's own tokenizer does), True or False.")
     tokenizer = model.backend.tokenizer
     bos = getattr(tokenizer, "bos_token_id", None)

@@ -21,11 +21,13 @@ from mechheads.backends.base import Norm
 from mechheads.errors import InvalidInput
 from mechheads.kernels import group_size
 from mechheads.kernels_weights import eigenvalue_score, own_token_rank, product_norm
-from mechheads.methods.patterns import ordinary_tokens, whole
+from mechheads.methods.patterns import ordinary_tokens
 from mechheads.methods.registry import method
 from mechheads.model import Model
+from mechheads.stats import check_count
 
 _FRAMEWORK = "https://transformer-circuits.pub/2021/framework/index.html"
+_SAMPLE = 100  # tokens that ov_token_copying tries
 
 
 def _exact(x: Tensor) -> Tensor:
@@ -52,12 +54,19 @@ def _writing(W: Float[Tensor, "head row width"], norm: Norm | None) -> Float[Ten
     return W if norm.weight is None else W * _exact(norm.weight).to(W.device).reshape(-1, 1, W.shape[-1])
 
 
+def _checked(fold_norm: bool) -> bool:
+    """The option, if it is one of the two: the text "false" would count as true."""
+    if not isinstance(fold_norm, bool):
+        raise InvalidInput(f"fold_norm is {fold_norm!r}; it must be True or False.")
+    return fold_norm
+
+
 def _ov(
     model: Model, layer: int, fold_norm: bool
 ) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_head d_model"]]:
     """``W_V`` of each query head and ``W_O``, with the norms before and after attention if asked."""
     W_V, W_O = _exact(model.W_V(layer)), _exact(model.W_O(layer))
-    if fold_norm:
+    if _checked(fold_norm):
         W_V, W_O = _reading(model.input_norm(layer), W_V), _writing(W_O, model.post_norm(layer))
     return W_V.repeat_interleave(group_size(len(W_O), len(W_V)), 0), W_O
 
@@ -67,7 +76,7 @@ def _qk(
 ) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_model d_head"]]:
     """``W_Q`` and ``W_K`` of each query head, with the norms before attention and on queries and keys if asked."""
     W_Q, W_K = _exact(model.W_Q(layer)), _exact(model.W_K(layer))
-    if fold_norm:
+    if _checked(fold_norm):
         norm = model.input_norm(layer)
         on_q, on_k = model.qk_norm(layer) or (None, None)
         W_Q, W_K = _writing(_reading(norm, W_Q), on_q), _writing(_reading(norm, W_K), on_k)
@@ -171,7 +180,7 @@ def qk_norm(model: Model, layer: int, *, fold_norm: bool = True) -> Float[Tensor
 
 @method("ov_token_copying", kind="weights", unit="fraction", paper="arXiv 2211.00593")
 def ov_token_copying(
-    model: Model, layer: int, *, n_tokens: int = 100, top_k: int = 5, seed: int = 0, fold_norm: bool = True
+    model: Model, layer: int, *, n_tokens: int | None = None, top_k: int = 5, seed: int = 0, fold_norm: bool = True
 ) -> Float[Tensor, " head"]:
     """How often a head that attends to a token writes that very token: the copy score of Wang et al. 2022.
 
@@ -182,22 +191,25 @@ def ov_token_copying(
     Args:
         model: The model.
         layer: Layer index.
-        n_tokens: Size of the sample of ordinary tokens (no special ones), the same for all heads.
+        n_tokens: Size of the sample of ordinary tokens (no special ones), the same for all heads; None: 100, or all
+            of them where the vocabulary has fewer.
         top_k: Logits that count.
         seed: Of the sample.
         fold_norm: Put the norms' weights in (see the module), also the final one's.
 
     Returns:
-        Fraction, 0 to 1, in steps of ``1 / n_tokens``; ``top_k / vocab`` by chance. 0 for a pruned head.
+        Fraction, 0 to 1, in steps of one over the sample's size; ``top_k / vocab`` by chance. 0 for a pruned head.
 
     Raises:
         InvalidInput: For options out of range.
         ModelRefused: If the architecture's weights cannot be told apart by head.
     """
     ordinary = ordinary_tokens(model)
-    n = whole(n_tokens, "n_tokens", 1, len(ordinary))
-    top_k = whole(top_k, "top_k", 1, model.spec.d_vocab - 1)
-    sample = np.random.default_rng(whole(seed, "seed", 0, 2**63 - 1)).choice(ordinary, size=n, replace=False)
+    wanted = min(_SAMPLE, len(ordinary)) if n_tokens is None else n_tokens
+    n = check_count("n_tokens", wanted, most=len(ordinary))
+    top_k = check_count("top_k", top_k, most=model.spec.d_vocab - 1)
+    seed = check_count("seed", seed, least=0, most=2**63 - 1)
+    sample = np.random.default_rng(seed).choice(ordinary, size=n, replace=False)
     W_V, W_O = _ov(model, layer, fold_norm)
     if fold_norm:
         W_O = _writing(W_O, model.final_norm)
