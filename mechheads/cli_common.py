@@ -101,7 +101,11 @@ def rich_table(frame: Any, title: str) -> Any:
 
     table = Table(title=escape(title), title_justify="left")
     for i, column in enumerate(frame.columns):
-        table.add_column(escape(str(column)), justify="left" if i == 0 else "right")
+        widest = max((len(str(v)) for v in frame[column]), default=0) if i == 0 else 0
+        # The names of the rows stay whole on a narrow terminal.
+        table.add_column(
+            escape(str(column)), justify="left" if i == 0 else "right", min_width=min(widest, 24) if i == 0 else None
+        )
     for row in frame.itertuples(index=False):
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else escape(str(v)) for v in row))
     return table

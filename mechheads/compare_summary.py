@@ -244,10 +244,9 @@ def _cost_words(numbers: Mapping[str, Any], k: int) -> str:
     likely = [n for n in ranked if _above_zero(methods[n]["beyond_random_ci"]) and n not in sure]
     random = numbers["random"]["task"]
     text = (
-        f"Right answers fall from {base:.2f} to {share(random)} when {k} random heads are mean-ablated (mean of "
-        f"{plural(random['n_draws'], 'draw')} that took no tested head). When a detector's {k} best heads are: "
-        + ", ".join(f"{n} {methods[n]['ablated']['mean']:.2f}" for n in ranked)
-        + ". "
+        f"With {k} random heads mean-ablated, {share(random)} of the answers are right, against {base:.2f} without "
+        f"ablation (mean of {plural(random['n_draws'], 'draw')} that took no tested head). Without a detector's {k} "
+        "best heads: " + ", ".join(f"{n} {methods[n]['ablated']['mean']:.2f}" for n in ranked) + ". "
     )
     if random["n_draws"] < 2:
         return text + "With one random draw it cannot be said which of them cost more than random heads."
@@ -257,8 +256,8 @@ def _cost_words(numbers: Mapping[str, Any], k: int) -> str:
     else:
         text += f"After correcting for {m}, none costs more than a random set."
     if likely:
-        text += f" By its own interval alone, {_names(likely)} " + ("does" if len(likely) == 1 else "do")
-        text += " too." if sure else "."
+        text += f" Taken by {'itself' if len(likely) == 1 else 'themselves'}, {_names(likely)} "
+        text += ("does" if len(likely) == 1 else "do") + (" too." if sure else ".")
     return text
 
 

@@ -43,8 +43,9 @@ def markdown(summary: dict[str, Any]) -> str:
 
 
 def compare_markdown(summary: dict[str, Any]) -> str:
-    """The comparison's verdict, and a table of detectors for each task."""
-    lines = [f"* {line}" for line in verdict(summary)]
+    """The comparison's verdict, and tables of the detectors for each task."""
+    model = f"{summary['model']['name']}, {summary['seconds'] / 60:.1f} minutes on the machine it was run on."
+    lines = [f"Model: {model}", "", *(f"* {line}" for line in verdict(summary))]
     for task, numbers in summary["tasks"].items():
         lines += ["", f"## {task}", "", *rows(method_table(numbers, summary["k"]))]
         lines += ["", *rows(ranking_table(numbers, summary["k"]))]

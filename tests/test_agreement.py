@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,8 @@ def test_kendall_counts_inversions_at_any_width(n):
     rng = np.random.default_rng(n)
     x, y = rng.normal(size=(2, 3, n))
     tau = kendall_rows(ranked(x), ranked(y))
-    assert tau == pytest.approx([sps.kendalltau(*pair).statistic for pair in zip(x, y, strict=True)], abs=1e-12)
+    expected: list[Any] = [sps.kendalltau(*pair) for pair in zip(x, y, strict=True)]
+    assert tau == pytest.approx([one.statistic for one in expected], abs=1e-12)
 
 
 @given(maps, st.integers(1, 8))
@@ -603,7 +604,7 @@ def test_dissociation_refuses():
     refuses(UnknownName, "unknown kind of head 'c_only'", dissociation(a, b, k=3, n_boot=10).heads, "c_only")
 
 
-def swept(task: str, by_k: dict[int, list[float]], ranking: str = "locos", draw: int = 0) -> list[tuple]:
+def swept(task: str, by_k: Mapping[int, Sequence[float]], ranking: str = "locos", draw: int = 0) -> list[tuple]:
     return [
         ("none" if k == 0 else ranking, draw, k, task, f"{task}{i}", "correct", value, "")
         for k, values in by_k.items()
@@ -667,12 +668,12 @@ def test_halves_equal_a_loop():
     order = np.argsort(np.random.default_rng([3, 3]).random((12, 7)), axis=1)
     rho, shared = [], []
     for split in order:
-        halves = [
+        a, b = (
             np.average(scores.values[half].astype(float), axis=0, weights=scores.weights[half])
             for half in (split[:3], split[3:6])
-        ]
-        rho.append(rank_agreement(*halves).spearman)
-        shared.append(topk_overlap(*halves, 4).count)
+        )
+        rho.append(rank_agreement(a, b).spearman)
+        shared.append(topk_overlap(a, b, 4).count)
     assert result.spearman == pytest.approx(np.mean(rho))
     assert (result.split_low, result.split_high) == pytest.approx(tuple(np.quantile(rho, [0.025, 0.975])))
     assert result.reliability == pytest.approx(spearman_brown(float(np.mean(rho)), 7 / 3))

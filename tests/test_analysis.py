@@ -73,7 +73,10 @@ def test_one_trial_or_any_sequence_of_trials(llama: mh.Model, trials: mh.TrialSe
 
 
 def test_no_method_lists_them(llama: mh.Model, trials: mh.TrialSet) -> None:
-    with pytest.raises(mh.InvalidInput, match="name at least one method, of: attention_spatial, attribution_patching, contrastive, cri, dla"):
+    with pytest.raises(
+        mh.InvalidInput,
+        match="name at least one method, of: attention_spatial, attribution_patching, contrastive, cri, dla",
+    ):
         mh.CircuitAnalysis(llama).score([], trials)
 
 

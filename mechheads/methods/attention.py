@@ -230,14 +230,16 @@ def _question_rows(trial: Trial, options: Mapping[str, Any]) -> Sequence[int]:
 
 
 def _null_trial(model: Model, trial: Trial, options: Mapping[str, Any]) -> Trial | None:
-    """The same context with the null query in the question's place."""
+    """The same context with the null query in the question's place, as far as its rows are read."""
     if not options["calibrated"]:
         return None
     if len(trial.spans["question"]) != 1:
         raise InvalidInput(f"trial {trial.id!r} has {len(trial.spans['question'])} question spans; qrhead needs one.")
     span = trial.spans["question"][0]
     null = _null_tokens(model, trial.tokens[span.start], options["null_query"])
-    tokens = (*trial.tokens[: span.start], *null, *trial.tokens[span.stop :])
+    # What follows the question cannot be seen from it, so it is run only where its own rows count.
+    rest = trial.tokens[span.stop :] if options["query"] == "to_end" else ()
+    tokens = (*trial.tokens[: span.start], *null, *rest)
     before = {k: v for k, v in trial.spans.items() if k != "question" and max(s.stop for s in v) <= span.start}
     return replace(trial, tokens=tokens, spans={**before, "question": (span.start, span.start + len(null))})
 

@@ -116,6 +116,7 @@ def ablation_curves(sweep: SweepResult, **options: Any) -> go.Figure:
 
 
 def sweep_title(sweep: SweepResult) -> str:
+    """A plain title, with the model's name if it is known."""
     model = sweep.meta.get("model")
     name = str(model.get("name", "")) if isinstance(model, dict) else ""
     return "Ablating the highest-ranked heads" + (f", {name}" if name else "")

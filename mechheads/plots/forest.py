@@ -13,7 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mechheads.errors import InvalidInput
-from mechheads.plots.curves import chosen, heads_at, hover_texts, metric_axis, common_range, ranking_styles, sweep_title
+from mechheads.plots.curves import chosen, common_range, heads_at, hover_texts, metric_axis, ranking_styles, sweep_title
 from mechheads.plots.describe import describe_forest
 from mechheads.plots.style import (
     CONTROL_COLOUR,
