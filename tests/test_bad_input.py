@@ -194,7 +194,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], type[Exception], list[str]]] = {
     "unknown method, looked up": (
         lambda f: get_method("attention_spacial"),
         mh.UnknownName,
-        ["Did you mean 'attention_spatial'?"],
+        ["Did you mean 'attention_spatial'"],
     ),
     "unknown option": (
         lambda f: ca().score("locos", trial(), unembeds="raw"),

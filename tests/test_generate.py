@@ -132,7 +132,7 @@ def test_the_same_call_twice_is_bit_for_bit_the_same(model: mh.Model) -> None:
         ([[5]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
         ([[5]], {"padding": "middle"}, "unknown padding side 'middle'"),
         ([[5]], {"batch_size": 0}, "batch_size is 0; it must be at least 1"),
-        ([[5], [6, 7]], {"padding": "right"}, "at least two tokens; use padding='left'"),
+        ([[5], [6, 7]], {"padding": "right"}, "at least 2 tokens here; use padding='left'"),
     ],
 )
 def test_prompts_that_cannot_run(llama: mh.Model, asked: Any, options: dict[str, Any], told: str) -> None:
