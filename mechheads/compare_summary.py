@@ -252,12 +252,12 @@ def _cost_words(numbers: Mapping[str, Any], k: int) -> str:
         return text + "With one random draw it cannot be said which of them cost more than random heads."
     m = plural(len(ranked), "detector")
     if sure:
-        text += f"More than a random set, also after correcting for {m}: {_names(sure)}."
+        text += f"These cost more than a random set, also after correcting for {m}: {_names(sure)}."
     else:
-        text += f"After correcting for {m}, none costs more than a random set."
+        text += f"After correcting for {m}, none can be told from a random set."
     if likely:
         text += f" Taken by {'itself' if len(likely) == 1 else 'themselves'}, {_names(likely)} "
-        text += ("does" if len(likely) == 1 else "do") + (" too." if sure else ".")
+        text += "can" + (" be told from one too." if sure else ".")
     return text
 
 
@@ -280,6 +280,11 @@ def _control_words(numbers: Mapping[str, Any], k: int) -> str:
 
 def _dissociation_words(apart: Mapping[str, Any]) -> str:
     a, b = apart["names"]
+    if not apart["a_only"] and not apart["b_only"]:
+        return (
+            f"Between the tasks, by {a} against {b}: {_heads(apart['shared'])} in the top {apart['k']} of both, and no "
+            "head that clearly belongs to one alone."
+        )
     return (
         f"Between the tasks, by {a} against {b}: {_heads(apart['shared'])} in the top {apart['k']} of both; clearly "
         f"belonging to the first alone {_heads(apart['a_only'])}, to the second alone {_heads(apart['b_only'])}."
