@@ -246,7 +246,11 @@ def score(
         say(f"{first.n_kept} of {len(first.trial_ids)} trials kept")
         for name, one in found.items():
             frame = one.to_frame(ci=True).sort_values("rank").head(top)
-            say(rich_table(frame[["label", "score", "ci_low", "ci_high", "rank"]], f"{name} ({one.unit})"))
+            say(
+                rich_table(
+                    frame[["label", "score", "ci_low", "ci_high", "rank"]], f"{name} ({one.unit})" if one.unit else name
+                )
+            )
         say(f"Written to [bold]{escape(str(folder))}[/bold]", soft_wrap=True)
         if as_json:
             print(json.dumps(summary))
@@ -459,16 +463,18 @@ def methods() -> None:
     from mechheads.methods import get_method, method_names
 
     rows = [get_method(name) for name in method_names()]
-    frame = pd.DataFrame(
-        {
-            "method": [m.name for m in rows],
-            "reads": [_reads(m) for m in rows],
-            "unit": [m.unit for m in rows],
-            "options": [", ".join(f"{k}={v!r}" for k, v in m.options.items()) for m in rows],
-            "what it is": [(m.function.__doc__ or "").strip().splitlines()[0] for m in rows],
-        }
-    )
-    sayer(False)(rich_table(frame, "Scoring methods"))
+    told = [
+        "\n".join(
+            [
+                (m.function.__doc__ or "").strip().splitlines()[0].replace("``", ""),
+                f"reads: {_reads(m)}; unit: {m.unit or 'none'}",
+                f"options: {', '.join(f'{k}={v!r}' for k, v in m.options.items()) or 'none'}",
+            ]
+        )
+        for m in rows
+    ]
+    frame = pd.DataFrame({"method": [m.name for m in rows], "what it is": told})
+    sayer(False)(rich_table(frame, "Scoring methods", justify="left"))
 
 
 @app.command()

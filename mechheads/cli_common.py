@@ -94,18 +94,15 @@ def sayer(as_json: bool) -> Callable[..., None]:
     return Console(stderr=as_json).print
 
 
-def rich_table(frame: Any, title: str) -> Any:
+def rich_table(frame: Any, title: str, *, justify: Any = "right") -> Any:
     """A rich table of a data frame."""
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=escape(title), title_justify="left", show_lines=justify == "left")
     for i, column in enumerate(frame.columns):
-        widest = max((len(str(v)) for v in frame[column]), default=0) if i == 0 else 0
-        # The names of the rows stay whole on a narrow terminal.
-        table.add_column(
-            escape(str(column)), justify="left" if i == 0 else "right", min_width=min(widest, 24) if i == 0 else None
-        )
+        # On a narrow terminal text is folded, never cut.
+        table.add_column(escape(str(column)), justify="left" if i == 0 else justify, overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else escape(str(v)) for v in row))
     return table

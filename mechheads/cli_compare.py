@@ -60,7 +60,8 @@ def compare(
 
     Scores all heads with every detector on one capture, compares the rankings, then mean-ablates each one's best heads
     on other trials, with random heads and recall from memory as controls. Writes compare.html (opens with no network),
-    compare.json, compare.csv, agreement.csv and the scores as Parquet; a second run reads them.
+    compare.json, compare.csv, agreement.csv and the scores as Parquet. A second run into the same folder reads the
+    scores and ablates anew.
     """
     from rich.markup import escape
 
@@ -86,7 +87,7 @@ def compare(
         result = run_compare(model, out, options, say=lambda text: say(f"[dim]{escape(text)}[/dim]"))
         for name, numbers in result.summary["tasks"].items():
             if "baseline" in numbers:
-                table = method_table(numbers, result.summary["k"])
+                table = method_table(numbers, result.summary["k"]).drop(columns="corrected")
                 say(rich_table(table, f"{name}: what taking out the best heads costs"))
         for line in verdict(result.summary):
             say(escape(line))

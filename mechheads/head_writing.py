@@ -210,7 +210,7 @@ def left_out(
     if format == "parquet":
         return []
     if format == "qrhead":
-        return ["scores: the ranking alone is written"]
+        return [f"scores: the ranking alone is written (pooling {what.pooling!r})"]
     out = []
     if format in ("flat", "locos"):
         if what.n_kept < what.shape[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -385,8 +386,10 @@ def check_options(methods: Sequence[str], options: Mapping[str, Any]) -> list[Me
                     f"{', '.join(sorted(get_method(key).options)) or '(none)'}."
                 )
         elif key not in known:
+            near = difflib.get_close_matches(key, [*known, *RunOptions.__dataclass_fields__], n=1)
             raise InvalidInput(
-                f"no option {key!r} for {', '.join(methods)}. Options of these methods: "
+                f"no option {key!r} for {', '.join(methods)}. "
+                f"{f'Did you mean {near[0]!r}? ' if near else ''}Options of these methods: "
                 f"{', '.join(sorted(known)) or '(none)'}; of every run: {', '.join(RunOptions.__dataclass_fields__)}."
             )
     return found
@@ -406,7 +409,8 @@ def _check_trials(model: Model, trials: TrialSet, jobs: Sequence[Job]) -> None:
                         f"span of trial {trial.id!r}",
                         span,
                         trial.spans,
-                        hint=f"The method {method.name!r} reads it; score such trials with another (dla needs none).",
+                        hint=f"The method {method.name!r} reads it: name it when the trial is made (Trial.from_text("
+                        f"..., spans={{{span!r}: 'its text'}})), or score with another method (dla needs none).",
                     )
             job.positions(trial)
             null = job.null(model, trial)

@@ -222,10 +222,13 @@ class HeadScores:
             return
         reasons = Counter(str(r.get("reason") or "no reason recorded") for r in self.records)
         told = ", ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+        said = next((str(r["generated"]) for r in self.records if r.get("generated")), None)
         raise InvalidInput(
             f"none of the {self.shape[0]} trials of {self.method!r} is kept"
-            f"{f' ({told})' if told else ''}, so there is nothing to average. Use trials the model can "
-            "answer (shorter context, plainer needle), a lower answer threshold, or a stronger model."
+            f"{f' ({told})' if told else ''}, so there is nothing to average. "
+            + ("" if said is None else f"To the first the model said {said[:80]!r} (all answers: .records). ")
+            + "Use trials the model can answer (shorter context, plainer needle), a lower answer threshold, or a "
+            "stronger model."
         )
 
     def with_pooling(self, pooling: str) -> HeadScores:

@@ -53,7 +53,7 @@ def test_convert_prints_json_alone_on_standard_output(run, source, tmp_path):
     result = run("convert", source, out, "--k", 2, "--json")
     assert json.loads(result.stdout) == {
         "in": str(source), "out": str(out), "format": "qrhead", "n_trials": 2, "n_layers": 2, "n_heads": 2,
-        "left_out": ["scores: the ranking alone is written"],
+        "left_out": ["scores: the ranking alone is written (pooling 'trial')"],
     }  # fmt: skip
     assert "written to" in result.stderr
     assert yaml.safe_load(out.read_text()) == {"attn_head_set": "1-0,0-1"}

@@ -528,7 +528,9 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_left_out():
     scores = make(parts={"plus": np.zeros((5, 2, 4))})
-    assert left_out(scores, "parquet") == [] and left_out(scores, "qrhead") == ["scores: the ranking alone is written"]
+    assert left_out(scores, "parquet") == [] and left_out(scores, "qrhead") == [
+        f"scores: the ranking alone is written (pooling {scores.pooling!r})"
+    ]
     flat = left_out(scores, "flat")
     assert flat[0] == "1 trials that are not kept" and flat[1].startswith("answer steps") and flat[-1] == "parts: plus"
     assert left_out(scores, "locos") == [*flat[:2], "parts: plus"]
