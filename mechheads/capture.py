@@ -124,13 +124,12 @@ class _Collector(Observer):
     def on_step(self, batch: Batch) -> None:
         """File one step's tensors under their trials."""
         first = not self.rows[batch.rows[0]].steps
-        self._file(batch, self.rows, batch.lengths if first else [1] * len(batch.lengths))
+        self._file(batch, self.rows, [batch.lengths[row] if first else 1 for row in batch.rows])
 
     def _file(self, batch: Batch, into: list[_Rows], lengths: Sequence[int]) -> None:
         """Cut what the hooks saw back to each trial's own rows and keys; at most ``lengths`` rows are a trial's own."""
-        for i, row in enumerate(batch.rows):
+        for i, (row, length) in enumerate(zip(batch.rows, lengths, strict=True)):
             own = batch.positions(i)
-            length = lengths[row] if into is self.rows else lengths[i]
             step: _Step = {}
             for (name, layer), t in self.fresh.items():
                 axis = _ROW_AXIS[name]
@@ -236,12 +235,18 @@ class TrialCapture:
         """Activations of one layer at every step that predicted a token of the greedy answer."""
         return self.rows(layer).at_steps(range(len(self.decoded.tokens)))
 
-    def rows(self, layer: int) -> LayerActs:
-        """Activations of one layer at every query row that was captured, those of the prompt first."""
+    def rows(self, layer: int, *, answer_steps: Sequence[int] | None = None) -> LayerActs:
+        """Activations of one layer at every query row that was captured, those of the prompt first.
+
+        Args:
+            layer: The layer.
+            answer_steps: Steps to mark as the answer's; the trial's own ``answer_steps`` if None.
+        """
         self.model.check_layer(layer)
         collector = self._collector
         acts = collector.acts(self.trial, collector.rows[self._row], layer, self.decoded)
-        answer = torch.isin(acts.steps, torch.tensor(self.answer_steps, dtype=torch.long, device=acts.steps.device))
+        steps = self.answer_steps if answer_steps is None else answer_steps
+        answer = torch.isin(acts.steps, torch.tensor(steps, dtype=torch.long, device=acts.steps.device))
         null = None
         if self.null is not None:
             null = collector.acts(self.null, collector.null_rows[self._row], layer, Decoded())

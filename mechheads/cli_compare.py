@@ -40,7 +40,7 @@ def compare(
         typer.Option(
             "--method",
             "-s",
-            help="Detector; repeat. Default: all published ones but cri, which is causal and a hundred times dearer.",
+            help="Detector; repeat. Default: all published ones but cri, which is causal and dozens of times dearer.",
         ),
     ] = None,
     out: OutOption = Path("compare-out"),

@@ -22,7 +22,8 @@ from mechheads.agreement import (
     trials_needed,
 )
 from mechheads.analysis import CircuitAnalysis
-from mechheads.compare_summary import CONTROL
+from mechheads.compare_page import write_page, write_tables
+from mechheads.compare_summary import CONTROL, summarise
 from mechheads.datasets import needles, recall
 from mechheads.datasets.needle_trials import CONTROL_KINDS
 from mechheads.demo import writable_folder, write_json
@@ -33,7 +34,7 @@ from mechheads.scores import HeadScores, SweepResult
 from mechheads.sweep import random_heads
 from mechheads.trials import TrialSet, is_trial_file
 
-# Every published detector that is cheap; cri is exact and some hundred times a capture, so it is asked for by name.
+# Every published detector that is cheap; cri costs dozens of captures a trial, so it is asked for by name.
 METHODS = (
     "locos",
     "attention_spatial",
@@ -95,8 +96,7 @@ class CompareOptions:
             if Path(name).stem == CONTROL or name in CONTROL_KINDS:
                 raise InvalidInput(
                     f"the task {name!r} cannot be compared on: {CONTROL!r} is the name of the control, and control "
-                    "kinds "
-                    "have no needle. Name a task with a needle (passkey, facts, landmarks), or another file name."
+                    "kinds have no needle. Name a task with a needle (passkey, facts, landmarks), or another file name."
                 )
 
 
@@ -158,9 +158,6 @@ def run_compare(
         InvalidInput: For trials or sizes that cannot be used, likewise.
         OutputNotWritable: If the folder cannot be written, before anything is computed.
     """
-    from mechheads.compare_page import write_page, write_tables
-    from mechheads.compare_summary import summarise
-
     started = time.time()
     folder = writable_folder(out)
     for name in options.methods:
@@ -175,7 +172,7 @@ def run_compare(
     for task, trials in sources.items():
         results[task] = _run_task(ca, folder, task, trials, control, options, k, say)
     apart = _dissociation(results, k)
-    summary = summarise(results, apart, options, k)
+    summary = summarise(ca.model.describe(), results, apart, options, k)
     summary["seconds"] = round(time.time() - started, 1)
     write_json(folder / "compare.json", summary)
     write_tables(folder, results, summary)
@@ -191,8 +188,8 @@ def _size(options: CompareOptions, n_heads: int) -> int:
     if not 1 <= options.k <= most:
         raise InvalidInput(
             f"k is {options.k}; with {len(options.methods)} detectors and {n_heads} heads it must be from 1 to "
-            f"{most}, so "
-            "that as many random heads are left that no detector names. Choose a smaller k or fewer methods."
+            f"{most}, so that as many random heads are left that no detector names. Choose a smaller k or fewer "
+            "methods."
         )
     return options.k
 
@@ -204,15 +201,13 @@ def _trials(ca: CircuitAnalysis, name: str, options: CompareOptions) -> TrialSet
         if not {"calibration", "test"} <= set(trials.splits):
             raise InvalidInput(
                 f"the trials of {name} have the splits {trials.splits}; a comparison chooses heads on 'calibration' "
-                "and "
-                "tests them on 'test'. Mark them with TrialSet.with_split."
+                "and tests them on 'test'. Mark them with TrialSet.with_split."
             )
         for trial in trials:
             if trial.answer is None:
                 raise InvalidInput(
                     f"trial {trial.id!r} of {name} has no gold answer, so what is lost without its heads cannot be "
-                    "told; "
-                    "give every trial an answer."
+                    "told; give every trial an answer."
                 )
         return trials
     return needles(
@@ -315,12 +310,12 @@ def _no_ranking(scores: HeadScores) -> str | None:
 
 def tied(scores: HeadScores, k: int) -> int:
     """How many of the top k heads tie with heads outside it."""
-    flat = scores.mean()[np.isfinite(scores.mean())]
-    if k >= len(flat):
+    mean = scores.mean()
+    falling = np.sort(mean[np.isfinite(mean)])[::-1]
+    if k >= len(falling):
         return 0
-    last = np.sort(flat)[::-1][k - 1]
-    inside = int((np.sort(flat)[::-1][:k] == last).sum())
-    return inside if (flat == last).sum() > inside else 0
+    last = falling[k - 1]
+    return int((falling[:k] == last).sum()) if falling[k] == last else 0
 
 
 def _reliability(scores: HeadScores) -> TrialsNeeded | None:
@@ -341,5 +336,5 @@ def _dissociation(results: Mapping[str, TaskResult], k: int) -> Dissociation | N
     name = "locos" if "locos" in common else common[0]
     if min(a.scores[name].n_kept, b.scores[name].n_kept) < 2:
         return None
-    names = (f"{name} on {Path(a.task).stem}", f"{name} on {Path(b.task).stem}")
+    names = (f"{name} on {a.task}", f"{name} on {b.task}")
     return dissociation(a.scores[name], b.scores[name], names=names, k=k)

@@ -85,9 +85,7 @@ def write_tables(folder: Path, results: Mapping[str, TaskResult], summary: Mappi
     for task, one in results.items():
         for name, m in summary["tasks"][task]["methods"].items():
             flat = {k: v for k, v in m.items() if not isinstance(v, (dict, list))}
-            ablated = {
-                f"{what}_{key}": m[what][key] for what in ("ablated", "control") if what in m for key in ("mean",)
-            }
+            ablated = {f"{what}_mean": m[what]["mean"] for what in ("ablated", "control") if what in m}
             rows.append({"task": task, "method": name, **flat, **ablated, "top": " ".join(m["top"])})
         if one.agreement is not None:
             pairs.append(one.agreement.to_frame().assign(task=task))
@@ -121,7 +119,6 @@ def write_page(
     if apart is not None:
         sections.append(_apart_section(apart))
     sections.append(Section("Caveats", items=_caveats(results, summary, options)))
-    first = next(iter(results.values()))
     flags = {
         "model": shlex.quote(name),
         **{"n": options.n, "context-length": options.context_length, "k": summary["k"], "draws": options.draws},
@@ -138,7 +135,7 @@ def write_page(
         "whose heads matter?",
         sections=sections,
         provenance={
-            **{f"{first.task} {n}": s.meta for n, s in first.scores.items()},
+            **{f"{t} {n}": s.meta for t, one in results.items() for n, s in one.scores.items()},
             **{f"{t} ablation": one.sweep.meta for t, one in results.items() if one.sweep is not None},
             "seconds": summary["seconds"],
         },
@@ -192,8 +189,7 @@ def _task_sections(task: str, one: TaskResult, numbers: Mapping[str, Any], k: in
                     f"The {k} best heads of each detector are set to their mean over the calibration prompts, at every "
                     "position; an answer is right if it holds the gold answer as whole words. Cost beyond random is "
                     f"the paired difference to {k} random heads, positive if the detector's heads cost more; its "
-                    "interval "
-                    "asks whether they cost more than one random set, not than the average of several."
+                    "interval asks whether they cost more than one random set, not than the average of several."
                 ],
                 figure=ablation_forest(one.sweep, k=k, metric="correct"),
                 figure_caption=f"Right answers without the {k} best heads of each detector, with 95% intervals.",
@@ -219,8 +215,7 @@ def _agreement_section(task: str, one: TaskResult, usable: Mapping[str, HeadScor
         f"{display_name(task)}: which detectors agree",
         text=[
             f"Rank correlation over the heads that both score, and how many of the {k} best are shared. Intervals "
-            "are over trials; "
-            "detectors scored on the same trials are resampled together."
+            "are over trials; detectors scored on the same trials are resampled together."
         ],
         figure=[
             agreement_matrix(one.agreement, "spearman"),

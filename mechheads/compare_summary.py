@@ -26,12 +26,15 @@ LEVEL = 0.95
 
 
 def summarise(
-    results: Mapping[str, TaskResult], apart: Dissociation | None, options: CompareOptions, k: int
+    model: Mapping[str, Any],
+    results: Mapping[str, TaskResult],
+    apart: Dissociation | None,
+    options: CompareOptions,
+    k: int,
 ) -> dict[str, Any]:
     """Every number of the page, JSON-ready."""
-    any_scores = next(iter(next(iter(results.values())).scores.values()))
     return {
-        "model": any_scores.meta["model"],
+        "model": dict(model),
         "options": {**asdict(options), "tasks": list(results), "methods": list(options.methods)},
         "k": k,
         "tasks": {name: _task_numbers(one, k) for name, one in results.items()},
@@ -294,8 +297,7 @@ def _dissociation_words(apart: Mapping[str, Any]) -> str:
 def _heads(labels: list[str]) -> str:
     if not labels:
         return "no head"
-    shown = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
-    return f"{shown}"
+    return ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
 
 
 def _names(names: list[str]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from mechheads.capture import TrialCapture, capture
 from mechheads.errors import InvalidInput, MechheadsError, UnknownName
@@ -299,9 +298,7 @@ def _score_one(
     shape = (model.spec.n_layers, model.spec.n_heads)
     found: list[dict[str, np.ndarray]] = [{} for _ in tables]
     for layer in range(shape[0]) if any(views) else ():
-        acts = one.rows(layer)
-        marks = torch.tensor(steps, dtype=torch.long, device=acts.steps.device)
-        acts = replace(acts, answer=torch.isin(acts.steps, marks))
+        acts = one.rows(layer, answer_steps=steps)
         seen: dict[Any, Any] = {}
         for table, view, parts in zip(tables, views, found, strict=True):
             if view is not None:
@@ -309,15 +306,14 @@ def _score_one(
                     seen[view] = select(acts, *view)
                 add_layer(table.job, parts, layer, (seen[view], trial), shape, f"trial {trial.id!r}")
     for table, view, parts in zip(tables, views, found, strict=True):
-        method = table.job.method
+        method, seen_at_all = table.job.method, view is not None
         if method.kind == "causal" and steps:
-            parts = call(table.job, (model, trial), shape, f"trial {trial.id!r}")
-            view = ((), None)
+            parts, seen_at_all = call(table.job, (model, trial), shape, f"trial {trial.id!r}"), True
         if method.kind == "capture" and "z" not in method.needs:
             undefine_silenced(model, parts)
         by_step = method.kind == "capture" and method.rows == "answer"
         weight = float(record["n_answer_steps"]) if by_step else 1.0
-        table.add(i, trial, None if view is None else parts, record if method.gated else plain, weight)
+        table.add(i, trial, parts if seen_at_all else None, record if method.gated else plain, weight)
 
 
 def _view(job: Job, one: TrialCapture, steps: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None] | None:
@@ -376,8 +372,7 @@ def check_options(methods: Sequence[str], options: Mapping[str, Any]) -> list[Me
             if of_run:
                 raise InvalidInput(
                     f"{of_run[0]!r} is an option of the whole run, since one capture serves all methods; give it "
-                    "beside "
-                    f"the methods, not for {key!r} alone."
+                    f"beside the methods, not for {key!r} alone."
                 )
             strange = [k for k in value if k not in get_method(key).options]
             if strange:

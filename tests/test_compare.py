@@ -304,3 +304,14 @@ def test_an_undefined_correlation_is_left_out_of_the_words(result: CompareResult
 
     numbers = {"families": [["a"], ["b"], ["c"]], "pairs": []}
     assert _agreement_words(numbers) == "On their own are a, b and c."
+
+
+def test_a_task_that_fits_no_method_is_said_not_raised(
+    llama: mh.Model, patched: Any, files: dict[str, str], tmp_path: Path
+) -> None:
+    bare = [dataclasses.replace(t, spans={}) for t in mh.TrialSet.load(files["one"])]
+    path = mh.TrialSet(bare, name="bare").save(tmp_path / "bare.jsonl")
+    given = options(str(path), files["two"], methods=("locos", "headkv"))
+    found = run_compare(llama, tmp_path, given, say=lambda text: None, progress=False)
+    assert found.tasks["bare"].scores == {} and "On bare nothing can be said" in verdict(found.summary)[0]
+    assert found.summary["model"] == llama.describe() and "two locos" in found.page.read_text()
