@@ -192,8 +192,7 @@ def _chosen_on(numbers: Mapping[str, Any]) -> str:
         return f"heads are chosen on {numbers['n_calibration']} calibration trials, whether answered or not"
     return (
         f"{numbers['n_kept']} of {numbers['n_calibration']} calibration trials were answered rightly and choose the "
-        "heads "
-        "of the detectors that ask for an answer"
+        "heads of the detectors that ask for an answer"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import math
@@ -18,6 +19,8 @@ import mechheads as mh
 from mechheads.capture import capture
 from mechheads.generate import generate
 from mechheads.interventions import apply
+from mechheads.lens import TunedLens
+from mechheads.lens_fit import fit_lens
 from mechheads.model import Model
 
 pytestmark = [
@@ -279,3 +282,47 @@ def test_a_model_that_cannot_be_taken_apart_is_refused() -> None:
     )
     with pytest.raises(mh.ModelRefused, match="without MLPs"):
         mh.load(lens().HookedTransformer(toy))
+
+
+# -- every detector, and the lens -----------------------------------------------------------------
+
+
+@each_architecture
+def test_every_pass_based_detector_agrees_with_the_bridge(name: str) -> None:
+    """Prompt rows, the stop step and the null ending on a copied cache, which this back end keeps in its own way."""
+    methods = ["wu", "contrastive", "headkv", "qrhead"]
+    trials = []
+    for trial in trials_of(name):
+        at = max(trial.positions("needle")) + 1
+        trials.append(dataclasses.replace(trial, spans={**trial.spans, "question": (at, at + 1)}))
+    options: dict[str, Any] = {"max_new_tokens": 5, "null_query": "w7 w8", "contrastive": {"filtered": False}}
+    got, want = (
+        mh.CircuitAnalysis(model, progress=False).score(methods, trials, **options)
+        for model in (hooked(name), tiny.shared(name))
+    )
+    for method in methods:
+        assert got[method].kept.tolist() == want[method].kept.tolist(), method
+        np.testing.assert_allclose(got[method].values, want[method].values, atol=1e-4, err_msg=method)
+    assert got["headkv"].kept.all() and got["qrhead"].kept.all()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "olmo2_mha"])
+def test_the_tuned_lens_agrees_with_the_bridge(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = 0.03 * torch.randn(tiny.LAYERS, tiny.WIDTH, tiny.WIDTH, generator=generator)
+    made = TunedLens(weights, torch.zeros(tiny.LAYERS, tiny.WIDTH), tiny.LAYERS)
+    got, want = (
+        score(model, trials_of(name), unembed="tuned_lens", lens=made) for model in (hooked(name), tiny.shared(name))
+    )
+    for method in ("locos", "dla"):
+        kept = want[method].kept
+        assert kept.any() and got[method].kept.tolist() == kept.tolist()
+        assert tiny.relative(got[method].values[kept], want[method].values[kept]) < 1e-4, method
+
+
+def test_a_lens_is_fitted_as_on_the_bridge() -> None:
+    text = [" ".join(f"w{(7 * i + 3 * j) % 90 + 4}" for j in range(200)) for i in range(20)]
+    small: dict[str, Any] = {"steps": 0, "tokens": 400, "holdout": 64, "context": 32}
+    got, want = (fit_lens(model, text, **small) for model in (hooked("llama"), tiny.shared("llama")))
+    np.testing.assert_allclose(got.kl_tuned_lens, want.kl_tuned_lens, rtol=1e-2)
+    np.testing.assert_allclose(got.kl_logit_lens, want.kl_logit_lens, rtol=1e-3)
