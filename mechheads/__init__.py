@@ -20,6 +20,7 @@ _HOME = {
     "Trial": "trials",
     "TrialSet": "trials",
     "HeadScores": "scores",
+    "CandidateScores": "candidate_scores",
     "SweepResult": "scores",
     "MechheadsError": "errors",
     "InvalidInput": "errors",
@@ -43,9 +44,10 @@ _HOME = {
     "load_lens": "lens_files",
     "fit_lens": "lens_fit",
 }
-_SUBMODULES = ("agreement", "datasets", "plots", "stats")
+_SUBMODULES = ("agreement", "datasets", "nano", "plots", "stats", "verdicts")
 
 __all__ = [
+    "CandidateScores",
     "CircuitAnalysis",
     "Head",
     "HeadScores",
@@ -73,17 +75,20 @@ __all__ = [
     "load_lens",
     "mean_ablation",
     "method",
+    "nano",
     "plots",
     "random_heads",
     "read_heads",
     "stats",
+    "verdicts",
     "write_heads",
     "zero_ablation",
 ]
 
 if TYPE_CHECKING:
-    from mechheads import agreement, datasets, plots, stats
+    from mechheads import agreement, datasets, nano, plots, stats, verdicts
     from mechheads.analysis import CircuitAnalysis
+    from mechheads.candidate_scores import CandidateScores
     from mechheads.capture import LayerActs
     from mechheads.errors import (
         HookNeverFired,

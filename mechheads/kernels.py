@@ -88,6 +88,14 @@ def qk_scores(
     return einsum(q.float(), expand_kv(k.float(), q.shape[0]), "head step d, head key d -> head step key")
 
 
+def candidate_qk(
+    q: Float[Tensor, "candidate head d_head"], k: Float[Tensor, "kv_head d_head"]
+) -> Float[Tensor, "candidate head"]:
+    """Unscaled products of each candidate's query with one key, ``q[i, h] . k[kv(h)]`` (arXiv 2502.17017)."""
+    keys = expand_kv(k.float()[:, None], q.shape[1])[:, 0]
+    return einsum(q.float(), keys, "candidate head d, head d -> candidate head")
+
+
 def norm_direction(
     direction: Float[Tensor, "step d_model"],
     weight: Float[Tensor, " d_model"] | None,

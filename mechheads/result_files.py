@@ -122,16 +122,16 @@ def _header(path: Path, metadata: Mapping[bytes, bytes], kind: str) -> dict[str,
 
 
 def to_column(array: np.ndarray) -> pa.Array:
-    """``[trial layer head]`` as a column of fixed-size float32 lists."""
+    """``[trial ...]`` as a column of fixed-size lists of the same number type."""
     import pyarrow as pa
 
-    return pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1] * array.shape[2])
+    return pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), int(np.prod(array.shape[1:])))
 
 
-def from_column(table: pa.Table, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """What ``to_column`` wrote, ``[trial layer head]``; ValueError if it does not fit the shape."""
+def from_column(table: pa.Table, name: str, shape: tuple[int, ...], *, dtype: Any = np.float32) -> np.ndarray:
+    """What ``to_column`` wrote, ``[trial ...]``; ValueError if it does not fit shape and number type."""
     column = table[name].combine_chunks()
     flat = column.flatten().to_numpy(zero_copy_only=False)
-    if flat.dtype != np.float32 or flat.size != np.prod(shape):
-        raise ValueError(f"column {name!r} holds {flat.size} {flat.dtype} numbers, not float32 {shape}")
+    if flat.dtype != dtype or flat.size != np.prod(shape):
+        raise ValueError(f"column {name!r} holds {flat.size} {flat.dtype} numbers, not {np.dtype(dtype)} {shape}")
     return flat.reshape(shape)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from mechheads.candidate_scores import CandidateScores
 from mechheads.errors import OutputNotWritable, ResultFileError
 from mechheads.provenance import content_hash
 from mechheads.scores import HeadScores
+
+_Result = TypeVar("_Result", HeadScores, CandidateScores)
 
 
 class Store:
@@ -46,12 +49,23 @@ class Store:
         Raises:
             ResultFileError: If the file is there but damaged; delete it to compute it again.
         """
-        file = self.file(key)
-        try:
-            return HeadScores.load(file) if file.exists() else None
-        except ResultFileError as error:
-            raise ResultFileError(f"{error} It lies in the store: delete it, and it is computed again.") from error
+        return self._get(key, HeadScores)
 
     def put_scores(self, key: Mapping[str, Any], scores: HeadScores) -> Path:
         """Store scores under a key."""
         return scores.save(self.file(key))
+
+    def get_candidates(self, key: Mapping[str, Any]) -> CandidateScores | None:
+        """The stored candidate scores of a key, or None; see ``get_scores``."""
+        return self._get(key, CandidateScores)
+
+    def put_candidates(self, key: Mapping[str, Any], scores: CandidateScores) -> Path:
+        """Store candidate scores under a key."""
+        return scores.save(self.file(key))
+
+    def _get(self, key: Mapping[str, Any], kind: type[_Result]) -> _Result | None:
+        file = self.file(key)
+        try:
+            return kind.load(file) if file.exists() else None
+        except ResultFileError as error:
+            raise ResultFileError(f"{error} It lies in the store: delete it, and it is computed again.") from error

@@ -306,6 +306,27 @@ def test_every_pass_based_detector_agrees_with_the_bridge(name: str) -> None:
     assert got["headkv"].kept.all() and got["qrhead"].kept.all()
 
 
+@pytest.mark.parametrize("rotary", [True, False])
+@each_architecture
+def test_qk_scores_agree_with_the_bridge(name: str, rotary: bool) -> None:
+    """Candidates of one token and of two, after the prompt and in it, batched and alone."""
+    texts = ("w5", "w9 w31")
+    layouts: list[Any] = [(14, 14, {}), (21, 17, {}), (19, 8, {"candidates": [(9, 10), (12, 14)]})]
+    trials = [
+        mh.Trial(
+            id=f"q{i}", tokens=tiny.prompt(length, seed=90 + i), spans={"statement": (3, stop), **more},
+            candidates=texts, label=i % 2,
+        )
+        for i, (length, stop, more) in enumerate(layouts)
+    ]  # fmt: skip
+    mine = mh.CircuitAnalysis(hooked(name)).score("qk", trials, rotary=rotary, batch_size=3)
+    alone = mh.CircuitAnalysis(hooked(name)).score("qk", trials, rotary=rotary, batch_size=1)
+    theirs = mh.CircuitAnalysis(tiny.shared(name)).score("qk", trials, rotary=rotary)
+    assert tiny.relative(mine.values, theirs.values) < 1e-5
+    assert tiny.relative(mine.values, alone.values) < 1e-5
+    assert np.abs(mine.baseline - theirs.baseline).max() < 1e-4
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "olmo2_mha"])
 def test_the_tuned_lens_agrees_with_the_bridge(name: str) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -141,8 +141,14 @@ class Backend(Protocol):
         """``k, v [batch kv_head pos d_head]``; k as the cache holds it."""
         ...
 
-    def query_hooks(self, layer: int, keep: Callable[[str, Tensor], None]) -> list[tuple[str, HookFn]]:
-        """Hooks that report ``"q"`` as multiplied (``[batch head pos d_head]``)."""
+    def query_hooks(
+        self, layer: int, keep: Callable[[str, Tensor], None], *, rotated: bool = True
+    ) -> list[tuple[str, HookFn]]:
+        """Hooks that report ``"q"`` as multiplied (``[batch head pos d_head]``).
+
+        With ``rotated=False``: ``"q"`` and ``"k"`` (``[batch kv_head pos d_head]``) of the tokens run now, after
+        QK-norm and before rotation.
+        """
         ...
 
     def cached_keys_are_final(self) -> bool:

@@ -197,8 +197,10 @@ class BridgeBackend:
 
     # -- queries as multiplied -------------------------------------------------------------------
 
-    def query_hooks(self, layer: int, keep: Callable[[str, Tensor], None]) -> list[tuple[str, HookFn]]:
-        """Hooks that report the query after QK-norm and rotation.
+    def query_hooks(
+        self, layer: int, keep: Callable[[str, Tensor], None], *, rotated: bool = True
+    ) -> list[tuple[str, HookFn]]:
+        """Hooks that report the query after QK-norm and rotation, or query and key before rotation.
 
         ``hook_rot_q`` exists but never fires on NeoX and Phi-3, so the rotation is done here from the
         cosines and sines that the layer received, which do fire on every rotary architecture.
@@ -213,26 +215,31 @@ class BridgeBackend:
 
             return hook
 
-        n_heads, d_head = self.shape.n_heads, self.shape.d_head
+        heads = {"q": self.shape.n_heads, "k": self.shape.n_key_value_heads}
+        wanted = ("q",) if rotated else ("q", "k")
 
         def finish(_: Tensor) -> None:
-            if "normed" in seen:
-                q = seen["normed"]
-                if q.ndim == 3:
-                    q = q.reshape(*q.shape[:2], n_heads, d_head).transpose(1, 2)
-            else:
-                q = seen["q"].transpose(1, 2)
-            if "cos" in seen:
-                q = _rotate(q, seen["cos"], seen["sin"])
-            keep("q", q)
+            for name in wanted:
+                found = self._head_first(seen.get(f"{name} normed"), seen[name], heads[name])
+                keep(name, _rotate(found, seen["cos"], seen["sin"]) if rotated and "cos" in seen else found)
             seen.clear()
 
-        pairs: list[tuple[str, HookFn]] = [(prefix + "hook_q", note("q"))]
-        if hasattr(attn, "hook_q_normed"):
-            pairs.append((prefix + "hook_q_normed", note("normed")))
-        if hasattr(attn, "hook_cos") and hasattr(self.bridge, "rotary_emb"):
+        pairs: list[tuple[str, HookFn]] = []
+        for name in wanted:
+            pairs.append((prefix + f"hook_{name}", note(name)))
+            if hasattr(attn, f"hook_{name}_normed"):
+                pairs.append((prefix + f"hook_{name}_normed", note(f"{name} normed")))
+        if rotated and hasattr(attn, "hook_cos") and hasattr(self.bridge, "rotary_emb"):
             pairs += [(prefix + "hook_cos", note("cos")), (prefix + "hook_sin", note("sin"))]
         return [*pairs, (prefix + "hook_pattern", finish)]
+
+    def _head_first(self, normed: Tensor | None, plain: Tensor, heads: int) -> Tensor:
+        """``[batch head pos d_head]`` of queries or keys, after their norm where there is one."""
+        if normed is None:
+            return plain.transpose(1, 2)
+        if normed.ndim == 3:  # OLMo-2/3 normalise all heads together
+            return normed.reshape(*normed.shape[:2], heads, self.shape.d_head).transpose(1, 2)
+        return normed
 
     # -- weights ---------------------------------------------------------------------------------
 

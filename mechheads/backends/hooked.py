@@ -139,15 +139,30 @@ class HookedBackend:
         """The cache holds keys before rotation."""
         return self.model.cfg.positional_embedding_type != "rotary"
 
-    def query_hooks(self, layer: int, keep: Callable[[str, Tensor], None]) -> list[tuple[str, HookFn]]:
-        """Hooks that report ``"q"`` and, under rotary positions, the whole ``"k"`` as multiplied."""
+    def query_hooks(
+        self, layer: int, keep: Callable[[str, Tensor], None], *, rotated: bool = True
+    ) -> list[tuple[str, HookFn]]:
+        """Hooks that report ``"q"`` and, under rotary positions, the whole ``"k"`` as multiplied.
+
+        Before rotation: both, of the tokens run now. QK-norm has no hook of its own here, so it is applied again.
+        """
         prefix = f"blocks.{layer}.attn."
+        if not rotated:
+            return [(prefix + f"hook_{n}", lambda t, n=n: keep(n, self._normed(layer, n, t))) for n in ("q", "k")]
         if self.cached_keys_are_final():
             return [(prefix + "hook_q", lambda t: keep("q", t.transpose(1, 2)))]
         return [
             (prefix + "hook_rot_q", lambda t: keep("q", t.transpose(1, 2))),
             (prefix + "hook_rot_k", lambda t: keep("k", t.transpose(1, 2))),
         ]
+
+    def _normed(self, layer: int, name: str, t: Tensor) -> Tensor:
+        """``[batch head pos d_head]`` of queries or keys ``[batch pos head d_head]``, after their norm."""
+        norm = getattr(self.model.blocks[layer].attn, f"{name}_norm", None)
+        if norm is not None:  # over each head, or (OLMo) over all heads together
+            width = t.shape[-1] if norm.w.numel() == t.shape[-1] else t.shape[-1] * t.shape[-2]
+            t = norm(t.reshape(-1, width)).reshape(t.shape)
+        return t.transpose(1, 2)
 
     # -- weights ---------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from mechheads.model import Model
 from mechheads.trials import Trial, TrialSet
 
 # Modules that register the built-in methods; imported on the first look-up.
-_FAMILIES = ("locos", "attention", "patterns", "weights", "causal")
+_FAMILIES = ("locos", "attention", "patterns", "weights", "causal", "qk")
 _REGISTRY: dict[str, Method] = {}
 
-KINDS = ("capture", "weights", "causal")
+KINDS = ("capture", "weights", "causal", "candidates")
 ROWS = ("answer", "generated")
 # Query rows of the prompt that a method reads: positions, from the trial and the method's options.
 PromptRows = Callable[[Trial, Mapping[str, Any]], Sequence[int]]
@@ -31,15 +31,17 @@ class Method:
         name: What ``ca.score`` calls it.
         function: What computes it, by kind. Capture: ``(acts, trial, **options) -> Float[Tensor, "head"]``, a layer at
             a time. Weights: ``(model, layer, **options) -> Float[Tensor, "head"]``. Causal: ``(model, trial,
-            **options) -> Float[Tensor, "layer head"]``. Or a dict of several such tensors whose key ``"score"`` is
-            the score and whose other keys are kept as parts.
+            **options) -> Float[Tensor, "layer head"]``. Each of these may return a dict of several such tensors whose
+            key ``"score"`` is the score and whose other keys are kept as parts. Candidates: ``(acts, trial, **options)
+            -> Float[Tensor, "candidate head"]``, a layer at a time, with ``CandidateActs``.
         needs: Which activations it reads, of ``q k v z pattern``.
         unit: Unit of the score.
         options: Its keyword options with their defaults.
         spans: Named spans a trial must have.
         builtin: Whether mechheads ships it.
         kind: ``"capture"`` (reads activations), ``"weights"`` (reads the model alone; its result has one trial called
-            ``weights``) or ``"causal"`` (runs the model itself).
+            ``weights``), ``"causal"`` (runs the model itself) or ``"candidates"`` (reads candidate answers; its result
+            is a ``CandidateScores``. An option called ``rotary`` says how queries and keys are captured).
         rows: The query rows a capture method sees: ``"answer"`` (the steps that generated the gold answer),
             ``"generated"`` (every step, the stop token's last; ``acts.answer`` marks the answer's), or a function
             ``(trial, options) -> positions`` for rows of the prompt. Prompt rows need no answer: no trial is gated.
@@ -115,7 +117,7 @@ def method(
         needs: Which activations it reads, of ``q k v z pattern``; the others are None.
         unit: Unit of the score, for axes.
         spans: Named spans that a trial must have, so that one without is refused before the first pass.
-        kind: ``"capture"``, ``"weights"`` or ``"causal"``; see ``Method`` for this and what follows.
+        kind: ``"capture"``, ``"weights"``, ``"causal"`` or ``"candidates"``; see ``Method`` for this and what follows.
         rows: Which query rows it sees.
         prompts: Makes prompts of its own.
         null: Makes the null variant of a trial.
