@@ -6,21 +6,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from mechheads.agreement import Agreement, agreement
+from mechheads.candidate_runner import CandidateJob, CandidateOptions, candidate_key, score_candidates
+from mechheads.candidate_scores import CandidateScores
 from mechheads.errors import InvalidInput
 from mechheads.generate import Generation, generate
 from mechheads.interventions import Intervention, apply
 from mechheads.methods.registry import get_method, method_names
 from mechheads.model import Model, load
+from mechheads.premise_result import PremiseAblation
+from mechheads.premises import run_premises
 from mechheads.provenance import package_versions
+from mechheads.pruning import run_pruning
 from mechheads.runner import RunOptions, check_options, live, resolved_options, score_jobs, score_trials
 from mechheads.scores import HeadScores, SweepResult
 from mechheads.store import Store
 from mechheads.sweep import RandomHeads, run_sweep
 from mechheads.tables import Job
 from mechheads.trials import Trial, TrialSet
+from mechheads.verdicts import Evaluation, evaluate, offsets
 
 
 class CircuitAnalysis:
@@ -41,14 +47,16 @@ class CircuitAnalysis:
         return f"CircuitAnalysis({self.model!r}, store={str(self.store.path) if self.store else None!r})"
 
     @overload
+    def score(self, methods: Literal["qk"], trials: Trial | Sequence[Trial], **options: Any) -> CandidateScores: ...
+    @overload
     def score(self, methods: str, trials: Trial | Sequence[Trial], **options: Any) -> HeadScores: ...
     @overload
     def score(
         self, methods: list[str] | tuple[str, ...], trials: Trial | Sequence[Trial], **options: Any
-    ) -> dict[str, HeadScores]: ...
+    ) -> dict[str, Any]: ...
     def score(
         self, methods: str | list[str] | tuple[str, ...], trials: Trial | Sequence[Trial], **options: Any
-    ) -> HeadScores | dict[str, HeadScores]:
+    ) -> HeadScores | CandidateScores | dict[str, Any]:
         """Score every head with one method or several, on one capture.
 
         Args:
@@ -59,8 +67,9 @@ class CircuitAnalysis:
                 ``max_new_tokens``, ``stop_at_newline``, ``batch_size``, ``padding`` (see ``RunOptions``).
 
         Returns:
-            HeadScores, or a dict of them by name if a list was given. After Ctrl-C the dict holds what was done: the
-            method in progress with fewer trials, those that had not begun not at all; a warning says so.
+            HeadScores (CandidateScores for ``qk``), or a dict of them by name if a list was given. After Ctrl-C the
+            dict holds what was done: the method in progress with fewer trials, those that had not begun not at all; a
+            warning says so.
 
         Raises:
             UnknownName: For an unknown method.
@@ -71,7 +80,10 @@ class CircuitAnalysis:
             raise InvalidInput(f"name at least one method, of: {', '.join(method_names())}.")
         run, own = _split_options(options)
         check_options(names, own)  # here, because a stored result or a companion method would let it pass
-        found = self._score(names, TrialSet.of(trials), run, own)
+        asking = [name for name in names if get_method(name).kind == "candidates"]
+        found = self._score_candidates(asking, TrialSet.of(trials), run, own) if asking else {}
+        others = [name for name in names if name not in asking]
+        found |= self._score(others, TrialSet.of(trials), run, own) if others else {}
         if not isinstance(methods, str):
             return found
         if methods not in found:
@@ -97,6 +109,29 @@ class CircuitAnalysis:
             found |= {n: new[n] for n in missing if n in new}
         return {n: found[n].with_pooling(run.pooling) for n in names if n in found}
 
+    def _score_candidates(
+        self, names: list[str], trials: TrialSet, run: RunOptions, own: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Candidate scores from the store where they are, the rest computed."""
+        jobs = []
+        for name in names:
+            named = own.get(name)
+            given = {**own, **(named if isinstance(named, Mapping) else {})}
+            jobs.append(CandidateJob(get_method(name), get_method(name).resolve(given)))
+        how = CandidateOptions(batch_size=run.batch_size, padding=run.padding)
+        if self.store is None or self.model.backend.hooked():
+            return score_candidates(self.model, jobs, trials, run=how, progress=self.progress)
+        described, versions = self.model.describe(), package_versions()
+        keys = {j.method.name: candidate_key(described, versions, j, trials) for j in jobs}
+        found = {n: s for n, key in keys.items() if (s := self.store.get_candidates(key)) is not None}
+        missing = [j for j in jobs if j.method.name not in found]
+        new = score_candidates(self.model, missing, trials, run=how, progress=self.progress) if missing else {}
+        for job in missing:
+            scores = new[job.method.name]
+            if scores.meta["complete"] and job.method.builtin:
+                self.store.put_candidates(keys[job.method.name], scores)
+        return {**found, **new}
+
     def _keys(
         self, names: Sequence[str], trials: TrialSet, run: RunOptions, own: Mapping[str, Any]
     ) -> dict[str, dict[str, Any]]:
@@ -115,6 +150,51 @@ class CircuitAnalysis:
                 "trials": trials.hash if method.reads_trials else None,
             }
         return keys
+
+    def evaluate(
+        self,
+        heads: Any,
+        trials: Trial | Sequence[Trial],
+        *,
+        inverse: Any = (),
+        by: Sequence[str] | str | None = None,
+        calibration: CandidateScores | None = None,
+        offset: str = "none",
+        rotary: bool = True,
+        batch_size: int = 8,
+        seed: int = 0,
+    ) -> Evaluation:
+        """Logic heads on questions they were not chosen by, against the model's own output; see ``verdicts.evaluate``.
+
+        Args:
+            heads: A HeadSet, or anything one parses from.
+            trials: Questions with candidates, such as ``logic.split("test")``.
+            inverse: Those of the heads whose sign is turned.
+            by: What to break accuracy down by; depth, distractors and rule where trials have them.
+            calibration: QK-scores of the calibration questions, for an offset.
+            offset: ``"median"`` takes off each head's standing preference, as ``calibration`` shows it.
+            rotary: Queries and keys as multiplied.
+            batch_size: Questions run together.
+            seed: Seed of intervals and tests.
+
+        Raises:
+            InvalidInput: If an offset is asked for without calibration, or a trial is no question.
+        """
+        if offset != "none" and calibration is None:
+            raise InvalidInput(
+                f"offset={offset!r} is taken from calibration questions; give calibration=scores of them."
+            )
+        taken = None if calibration is None else offsets(calibration, offset)
+        scores = self.score("qk", trials, rotary=rotary, batch_size=batch_size)
+        return evaluate(scores, heads, by=by, inverse=inverse, offset=taken, seed=seed)
+
+    def pruning_check(self, heads: Any, trials: Trial | Sequence[Trial], **options: Any) -> SweepResult:
+        """The K best heads pruned against K random ones; see ``mechheads.pruning.run_pruning`` for the options."""
+        return run_pruning(self.model, heads, trials, **{"progress": self.progress, **options})
+
+    def premise_ablation(self, trials: Trial | Sequence[Trial], **options: Any) -> PremiseAblation:
+        """Premises taken away, and whether verdicts move; see ``mechheads.premises.run_premises`` for the options."""
+        return run_premises(self.model, trials, **{"progress": self.progress, **options})
 
     def projections(
         self, trials: Trial | Sequence[Trial], *, method: str = "locos", lens: Any = None, **options: Any

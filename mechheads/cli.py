@@ -37,6 +37,7 @@ from mechheads.cli_common import (
 from mechheads.cli_compare import compare
 from mechheads.cli_heads import app as heads_app
 from mechheads.cli_lens import app as lens_app
+from mechheads.cli_qk import app as qk_app
 from mechheads.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ app = typer.Typer(
 app.command()(compare)
 app.add_typer(heads_app, name="heads")
 app.add_typer(lens_app, name="lens")
+app.add_typer(qk_app, name="qk")
 
 
 def _version(asked: bool) -> bool:

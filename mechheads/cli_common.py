@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 ModelOption = Annotated[
     str,
-    typer.Option("--model", "-m", help="'smollm2', a hub id such as Qwen/Qwen3-8B, or a local folder."),
+    typer.Option("--model", "-m", help="'nano', 'smollm2', a hub id such as Qwen/Qwen3-8B, or a local folder."),
 ]
 SeedOption = Annotated[
     int, typer.Option(min=0, help="Seed of trials and random draws; the same seed gives the same run.")

@@ -27,7 +27,9 @@ from mechheads.trials import Encoding
 if TYPE_CHECKING:
     from mechheads.verify import Verification
 
-_OWN_MODELS = ("smollm2",)
+# Trained by mechheads.nano.train and shipped in the package.
+_SHIPPED = ("nano", "nano-logic")
+_OWN_MODELS = (*_SHIPPED, "smollm2")
 
 
 @dataclass(frozen=True)
@@ -386,7 +388,7 @@ def load(
     """Load a model and check it.
 
     Args:
-        model: ``"smollm2"``, a hub id, a local folder, or a ready ``TransformerBridge`` or
+        model: ``"nano"``, ``"nano-logic"``, ``"smollm2"``, a hub id, a local folder, or a ready ``TransformerBridge`` or
             ``HookedTransformer`` (its weights are taken as they are).
         tokenizer: Tokenizer to use instead of the model's own.
         revision: Hub revision (branch, tag or commit).
@@ -427,7 +429,7 @@ def load(
         loaded = _from_hooked(model, tokenizer)
     else:
         raise InvalidInput(
-            f"cannot load a model from a {kind}; pass 'smollm2', a hub id, a folder, a TransformerBridge or a "
+            f"cannot load a model from a {kind}; pass 'nano', 'smollm2', a hub id, a folder, a TransformerBridge or a "
             "HookedTransformer (wrap a Hugging Face model with TransformerBridge.boot_transformers(hf_model=...))."
         )
     if verify:
@@ -499,8 +501,8 @@ def _load_by_name(name: str, *, tokenizer: Any, revision: str | None, dtype: Any
         if isinstance(error, MechheadsError):
             raise
         raise InvalidInput(
-            f"cannot load the model {name!r}: {_first_line(error)} Give 'smollm2', a hub id that this machine can "
-            "reach or has in its cache, or a folder with config.json, weights and tokenizer."
+            f"cannot load the model {name!r}: {_first_line(error)} Give 'nano', 'smollm2', a hub id that this machine "
+            "can reach or has in its cache, or a folder with config.json, weights and tokenizer."
         ) from error
     bridge = _boot(source, hf=hf, tokenizer=tokenizer, dtype=dtype, device=device, device_map=device_map,
                    n_devices=n_devices, revision=revision)  # fmt: skip
@@ -566,6 +568,8 @@ def _resolve(name: str) -> str:
         if path is None:
             raise InvalidInput("the weights of 'smollm2' are not here yet; run: mechheads get smollm2")
         return str(path)
+    if name in _SHIPPED:
+        return str(Path(__file__).parent / "nano" / "weights" / name)
     if Path(name).is_dir():
         return name
     if "/" in name and not name.startswith((".", "/", "~")):

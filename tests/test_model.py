@@ -75,7 +75,7 @@ def test_a_folder_without_a_tokenizer_takes_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("thing", [3, None, {"name": "smollm2"}, torch.nn.Linear(2, 2)])
 def test_things_that_are_no_model(thing: Any) -> None:
     kind = type(thing).__name__
-    with pytest.raises(mh.InvalidInput, match=f"cannot load a model from a {kind}; pass 'smollm2', a hub id, a folder"):
+    with pytest.raises(mh.InvalidInput, match=f"cannot load a model from a {kind}; pass 'nano', 'smollm2', a hub id, a folder"):
         mh.load(thing)
 
 
