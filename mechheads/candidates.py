@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechheads.backends.base import HookFn
-from mechheads.decode import PADDINGS, pad
+from mechheads.decode import PADDINGS, check_right_padding, pad
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.model import Model
 from mechheads.stats import check_count
@@ -307,6 +307,8 @@ def _prefilled(model: Model, questions: Sequence[Question], rotary: bool, paddin
     tail = max(n - f for n, f in zip(lengths, first, strict=True))
     if min(lengths) <= tail:
         return _Start(None, torch.empty(0), None, padding)
+    if padding == "right":
+        check_right_padding(model, [q.trial.tokens for q in questions], tail)
     tokens, mask = pad([q.trial.tokens[:-tail] for q in questions], padding, backend.device)
     return _Start(tail, mask, backend.prefill(tokens, mask), padding)
 

@@ -190,10 +190,10 @@ def _check(model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int, 
                 f"prompt {i} holds token ids outside 0 to {model.spec.d_vocab - 1}; it was made for another model."
             )
     if padding == "right":
-        _check_right_padding(model, prompts, tail)
+        check_right_padding(model, prompts, tail)
 
 
-def _check_right_padding(model: Model, prompts: Sequence[Sequence[int]], tail: int) -> None:
+def check_right_padding(model: Model, prompts: Sequence[Sequence[int]], tail: int) -> None:
     """A gap of padding between prompt and answer would count as distance in a sliding window."""
     windows = [model.backend.window(layer) for layer in range(model.spec.n_layers)]
     if any(w is not None for w in windows) and len({len(p) for p in prompts}) > 1:

@@ -1,7 +1,7 @@
-"""Put what ``mechheads qk report`` found into docs/qk_score.md, and what nano's card says into docs/nano.md.
+"""Put what ``mechheads qk report`` found into docs/qk_score.md, and the cards of nano into docs/nano.md.
 
 Usage: python scripts/qk_numbers.py qk-nano qk-smollm2     (folders that ``mechheads qk report`` wrote, one a model)
-       python scripts/qk_numbers.py                        (nano's card alone)
+       python scripts/qk_numbers.py                        (the cards of the shipped models alone)
 
 docs/qk_summary.json keeps exactly what is quoted.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PAGE, SUMMARY = ROOT / "docs" / "qk_score.md", ROOT / "docs" / "qk_summary.json"
-NANO, CARD = ROOT / "docs" / "nano.md", ROOT / "mechheads" / "nano" / "weights" / "card.json"
+NANO, CARDS = ROOT / "docs" / "nano.md", ROOT / "mechheads" / "nano" / "weights"
 START, END = "<!-- qk numbers -->", "<!-- end of qk numbers -->"
 NANO_START, NANO_END = "<!-- nano numbers -->", "<!-- end of nano numbers -->"
 
@@ -28,12 +28,10 @@ _ARMS = {
     "random any": "as many at random",
 }
 _TASKS = {
-    "literal": ("retrieval, literal", "literal"),
-    "nonliteral": ("retrieval, non-literal", "nonliteral"),
-    "recall": ("recall", "recall"),
-    "arithmetic": ("arithmetic", "arithmetic"),
-    **{f"mp{d}": (f"logic, modus ponens, depth {d}", "logic") for d in (1, 2, 3)},
-    **{f"twin{d}": (f"the same, label-flipped twins, depth {d}", "logic") for d in (1, 2, 3)},
+    "literal": "retrieval, literal",
+    "nonliteral": "retrieval, non-literal",
+    "recall": "recall",
+    "arithmetic": "arithmetic",
 }
 
 
@@ -253,21 +251,29 @@ def _premise_table(premises: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def card_markdown(card: Mapping[str, Any]) -> str:
-    """The block of docs/nano.md."""
-    chance, recipe = card["chance"], card["recipe"]
-    rows = []
-    for task, accuracy in card["accuracy"].items():
-        told, kind = _TASKS.get(task, (f"logic, {task.replace('_', ' ')}, depths 1 to 3", "logic"))
-        rows.append([told, f"{accuracy:.3f}", number(chance[kind])])
-    return "\n".join(
-        [
-            f"{card['parameters']:,} parameters, {recipe['steps']:,} steps, {card['training_seconds'] / 60:.0f} minutes "
-            f"of training; each accuracy is over {card['held_out_prompts']} held-out prompts.",
+def cards() -> list[dict[str, Any]]:
+    """The card of each shipped model."""
+    return [json.loads(p.read_text(encoding="utf-8")) for p in sorted(CARDS.rglob("card.json"))]
+
+
+def card_markdown(shipped: Sequence[Mapping[str, Any]]) -> str:
+    """The block of docs/nano.md: a line and a table a model."""
+    lines: list[str] = []
+    for card in shipped:
+        chance, recipe = card["chance"], card["recipe"]
+        rows = []
+        for task, accuracy in card["accuracy"].items():
+            told = _TASKS.get(task, f"logic, {task.replace('_', ' ')}")
+            rows.append([told, f"{accuracy:.3f}", number(chance.get(task, chance["logic"]))])
+        lines += [
+            f"`{card['name']}`: {card['parameters']:,} parameters, {recipe['steps']:,} steps, "
+            f"{card['training_seconds'] / 60:.0f} minutes of training; each accuracy is over "
+            f"{card['held_out_prompts']} held-out prompts.",
             "",
             *table(("task", "accuracy", "chance"), rows),
+            "",
         ]
-    )
+    return "\n".join(lines).strip()
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -281,8 +287,8 @@ def put(path: Path, start: str, end: str, text: str) -> None:
 
 
 def main(folders: Sequence[str]) -> None:
-    """Rewrite nano's block, and that of the reports if any are named."""
-    put(NANO, NANO_START, NANO_END, card_markdown(json.loads(CARD.read_text(encoding="utf-8"))))
+    """Rewrite the block of the cards, and that of the reports if any are named."""
+    put(NANO, NANO_START, NANO_END, card_markdown(cards()))
     if not folders:
         return
     reports = [quoted(json.loads((Path(f) / "qk.json").read_text(encoding="utf-8"))) for f in folders]

@@ -30,7 +30,7 @@ from mechheads.nano.export import export
 from mechheads.nano.language import SPECIAL, pieces, vocabulary
 from mechheads.nano.rows import LEVELS, Level, Row, ids, logic_row, memory_row, retrieval_row, warmup_row
 from mechheads.nano.tokens import build_tokenizer
-from mechheads.nano.train import Recipe, batches, build, loss_of, tensors, train
+from mechheads.nano.train import RECIPES, Recipe, batches, build, loss_of, tensors, train
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mechheads" / "nano"
@@ -39,11 +39,19 @@ LANGUAGE = json.loads((PACKAGE / "language.json").read_text(encoding="utf-8"))
 # Another vocabulary needs other weights: after a change of the language train anew, then write the new numbers here.
 VOCABULARY_SIZE = 264
 VOCABULARY_HASH = "4173193c8cb4af1c42f383ada38a6381a345f28f9c35ed8dd7aafa9f719902b6"
+# The mastery of 0 takes logic rows to the next level at every step.
 TINY = Recipe(
-    steps=4, layers=2, d_model=32, heads=2, kv_heads=1, d_head=16, d_mlp=32, warmup=1, retrieval=1, logic=2, memory=1
-)
+    steps=4, layers=2, d_model=32, heads=2, kv_heads=1, d_head=16, d_mlp=32, warmup=1, retrieval=1, logic=2, memory=1,
+    pairs=1, mastery=0.0,
+)  # fmt: skip
 TASKS = ("literal", "nonliteral", "recall", "arithmetic")
-MEASURED = {*TASKS, *(f"{kind}{depth}" for kind in ("mp", "twin") for depth in (1, 2, 3)), *RULES[1:]}
+MEASURED = {
+    "retrieval": ["literal", "nonliteral"],
+    "memory": ["recall", "arithmetic"],
+    "logic": [*(f"depth {depth}{kind}" for depth in (1, 2, 3) for kind in ("", ", flipped")), *RULES[1:]],
+}
+# One folder a shipped model.
+SHIPPED = sorted(path.parent for path in WEIGHTS.rglob("card.json"))
 
 
 @functools.cache
@@ -56,9 +64,11 @@ def nano() -> mh.Model:
     return loaded()
 
 
-@pytest.fixture(scope="module")
-def card() -> dict[str, Any]:
-    return json.loads((WEIGHTS / "card.json").read_text(encoding="utf-8"))
+def card_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "card.json").read_text(encoding="utf-8"))
+
+
+each_model = pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: card_of(folder)["name"])
 
 
 # -- words -------------------------------------------------------------------------------------------------------
@@ -108,8 +118,10 @@ def test_known_words_come_back(nano: mh.Model) -> None:
 def test_the_vocabulary_is_the_one_the_weights_were_trained_on(nano: mh.Model) -> None:
     assert len(vocabulary()) == len(set(vocabulary())) == VOCABULARY_SIZE
     assert hashlib.sha256("\n".join(vocabulary()).encode()).hexdigest() == VOCABULARY_HASH
-    shipped = json.loads((WEIGHTS / "tokenizer.json").read_text(encoding="utf-8"))
-    assert shipped["model"]["vocab"] == ids() and shipped == json.loads(build_tokenizer().backend_tokenizer.to_str())
+    for folder in SHIPPED:
+        shipped = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        assert shipped["model"]["vocab"] == ids()
+        assert shipped == json.loads(build_tokenizer().backend_tokenizer.to_str())
     assert nano.spec.d_vocab == VOCABULARY_SIZE
     assert {piece for word in vocabulary()[4:] for piece in pieces(word)} == set(vocabulary()[4:])
 
@@ -408,12 +420,17 @@ def test_the_loss_is_the_weighted_mean_over_what_is_taught() -> None:
     tokens, _, weights = tensors(rows)
     assert tokens.shape[1] % 16 == 0 and weights[0, len(rows[0].tokens) :].sum() == 0
     total = weight = 0.0
+    asked: list[bool] = []
     for row in rows:
         logprobs = model(input_ids=torch.tensor([row.tokens])).logits[0].log_softmax(-1)
         for at, (target, counts) in enumerate(zip(row.targets, row.weights, strict=True)):
             total -= counts * logprobs[at, target].item()
             weight += counts
-    assert loss_of(model, rows).item() == pytest.approx(total / weight, rel=1e-5)
+            if counts == 1.0:
+                asked.append(int(logprobs[at].argmax()) == target)
+    loss, right = loss_of(model, rows)
+    assert loss.item() == pytest.approx(total / weight, rel=1e-5)
+    assert right == pytest.approx(sum(asked) / len(asked)) and len(asked) == 6
 
 
 def test_held_out_seeds_are_never_those_of_training(nano: mh.Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,8 +448,7 @@ def test_held_out_seeds_are_never_those_of_training(nano: mh.Model, monkeypatch:
         return set(seeds)
 
     monkeypatch.setattr(random, "Random", Recorded)
-    recipe = Recipe(retrieval=1, logic=1, memory=1)
-    trained = drawn(lambda: [batches(replace(recipe, seed=s), step) for s in (0, 1) for step in (0, 1, 6999)])
+    trained = drawn(lambda: [batches(replace(TINY, seed=s), step, 0) for s in (0, 1) for step in (0, 1, 6999)])
     held = drawn(lambda: [accuracies(build(TINY), n=1, seed=s) for s in (0, 1)])
     asked = drawn(lambda: [mh.nano.retrieval(nano, n=4, seed=s, literal=x) for s in (0, 1) for x in (True, False)])
     logic = drawn(lambda: mh.datasets.prontoqa(nano, n=8, seed=0))
@@ -442,20 +458,31 @@ def test_held_out_seeds_are_never_those_of_training(nano: mh.Model, monkeypatch:
 
 
 def test_held_out_prompts_are_not_those_of_training() -> None:
-    rows = [row for step in (500, 5000) for made in batches(Recipe(), step).values() for row in made]
+    made = [batches(recipe, step, level) for recipe in RECIPES.values() for step, level in ((400, 0), (2000, 2))]
+    rows = [row for tasks in made for task in tasks.values() for row in task]
     seen = {tuple(words_of(row)[1:9]) for row in rows}
+    assert len(seen) > 100
     held = [tuple(pieces(retrieval_prompt(random.Random(f"x{i}"), literal=False)[0])) for i in range(20)]
     held += [tuple(pieces(logic_prompt(random.Random(f"y{i}"), rule="modus_ponens", depth=1)[0])) for i in range(20)]
     # The first eight words of a context are all that a row and a prompt would need to share.
     assert not {prompt[:8] for prompt in held} & seen
 
 
-def test_contexts_grow_and_warm_up_fades() -> None:
-    first, middle, last = (batches(Recipe(), step) for step in (0, 1200, 6999))
-    assert len(first["warmup"]) == 16 > len(middle["warmup"]) > 0 and "warmup" not in last
+def test_contexts_grow_and_pairs_fade() -> None:
+    recipe = replace(RECIPES["nano"], steps=1000, easing=0.5)
+    first, middle, last = (batches(recipe, step, 0) for step in (0, 250, 999))
+    assert len(first["pairs"]) == recipe.pairs > len(middle["pairs"]) > 0 and "pairs" not in last
     longest = [max(len(row.tokens) for row in made["retrieval"]) for made in (first, middle, last)]
     assert longest[0] < longest[1] < longest[2] <= 512
-    assert {name: len(rows) for name, rows in last.items()} == {"retrieval": 12, "logic": 24, "memory": 8}
+    assert {name: len(rows) for name, rows in last.items()} == {"retrieval": recipe.retrieval, "memory": recipe.memory}
+
+
+def test_logic_rows_stay_short_enough_at_every_level() -> None:
+    recipe = RECIPES["nano-logic"]
+    assert recipe.tasks == ("logic",) and RECIPES["nano"].tasks == ("retrieval", "memory")
+    for level in range(len(LEVELS)):
+        (rows,) = batches(recipe, 100, level).values()
+        assert len(rows) == recipe.logic and max(len(row.tokens) for row in rows) <= 512
 
 
 # -- the start -----------------------------------------------------------------------------------------------------
@@ -482,7 +509,7 @@ def test_two_heads_start_as_what_they_are_said_to_be(seed: int) -> None:
 def test_everything_is_trained_from_there() -> None:
     model = build(TINY)
     assert all(p.requires_grad for p in model.parameters())
-    loss_of(model, [row for rows in batches(TINY, 0).values() for row in rows]).backward()
+    loss_of(model, [row for rows in batches(TINY, 0, 0).values() for row in rows])[0].backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
@@ -507,10 +534,10 @@ def stopped_at(step: int, out: Path, recipe: Recipe, monkeypatch: pytest.MonkeyP
     """Train until Ctrl-C comes in the middle of a step."""
     inner = training._one_step
 
-    def one_step(model: Any, optimiser: Any, made: Recipe, at: int, losses: Any) -> None:
+    def one_step(model: Any, optimiser: Any, made: Recipe, at: int, progress: Any) -> None:
         if at == step:
             raise KeyboardInterrupt
-        inner(model, optimiser, made, at, losses)
+        inner(model, optimiser, made, at, progress)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(training, "_one_step", one_step)
@@ -522,7 +549,7 @@ def stopped_at(step: int, out: Path, recipe: Recipe, monkeypatch: pytest.MonkeyP
 def test_stopped_and_resumed_is_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropout: float
 ) -> None:
-    recipe = replace(TINY, head_dropout=dropout)
+    recipe = replace(TINY, memory_head_dropout=dropout)
     whole = run(tmp_path / "a", recipe)
     assert same(whole, run(tmp_path / "b", recipe))
     assert not same(whole, run(tmp_path / "c", replace(recipe, seed=1)))
@@ -530,8 +557,10 @@ def test_stopped_and_resumed_is_as_if_it_had_not_been(
     said: list[str] = []
     assert same(whole, run(tmp_path / "d", recipe, say=said.append))
     assert said[0] == "going on from step 2"
-    steps = [json.loads(line)["step"] for line in (tmp_path / "d" / "log.jsonl").read_text().splitlines()]
-    assert steps == [2, 4]
+    logs = [[json.loads(x) for x in (tmp_path / f / "log.jsonl").read_text().splitlines()] for f in ("a", "d")]
+    assert [line["step"] for line in logs[1]] == [2, 4] and [line["level"] for line in logs[1]] == [2, 3]
+    # Losses and levels go on too, not only weights.
+    assert [{**line, "seconds": 0} for line in logs[0]] == [{**line, "seconds": 0} for line in logs[1]]
     if dropout:
         assert not same(whole, run(tmp_path / "e", TINY))
 
@@ -577,9 +606,11 @@ def test_learning_rate_rises_then_falls() -> None:
 
 
 def test_the_command_trains_and_writes_a_model_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {name: value for name, value in asdict(replace(TINY, steps=2)).items()}
-    flags = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    monkeypatch.setattr(sys, "argv", ["train", "--out", str(tmp_path), "--threads", "1", *flags])
+    tiny = replace(RECIPES["nano"], steps=1, layers=2, d_model=32, d_mlp=32, retrieval=1, memory=1, pairs=1)
+    given = asdict(tiny)
+    flags = ["--steps", "1", "--layers", "2", "--d-model", "32", "--d-mlp", "32", "--retrieval", "1", "--memory", "1"]
+    argv = ["train", "nano", "--out", str(tmp_path), "--threads", "1", *flags, "--pairs", "1"]
+    monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(training, "accuracies", lambda *args, **kwargs: {})
     monkeypatch.setattr("mechheads.nano.export.accuracies", lambda model, **kwargs: {"literal": 0.123456})
     threads = torch.get_num_threads()
@@ -587,7 +618,8 @@ def test_the_command_trains_and_writes_a_model_that_loads(tmp_path: Path, monkey
         training.main()
     finally:
         torch.set_num_threads(threads)
-    made = json.loads((tmp_path / "model" / "card.json").read_text(encoding="utf-8"))
+    made = card_of(tmp_path / "model")
+    assert made["name"] == "nano" and made["tasks"] == ["retrieval", "memory"]
     assert made["recipe"] == given and made["accuracy"] == {"literal": 0.1235}
     assert mh.load(str(tmp_path / "model")).spec.n_layers == 2
 
@@ -597,11 +629,16 @@ def test_the_command_trains_and_writes_a_model_that_loads(tmp_path: Path, monkey
 
 def test_an_exported_model_is_the_same_model(tmp_path: Path) -> None:
     trained = build(TINY).eval()
-    made = export(trained, tmp_path / "new" / "model", recipe=asdict(TINY), seconds=1.4, n=2)
-    assert made == json.loads((tmp_path / "new" / "model" / "card.json").read_text(encoding="utf-8"))
-    check_card(made, tmp_path / "new" / "model")
+    before = {name: value.clone() for name, value in trained.state_dict().items()}
+    folder = tmp_path / "new" / "model"
+    made = export(trained, folder, name="nano", recipe=asdict(TINY), tasks=TINY.tasks, seconds=1.4, n=2)
+    assert made == card_of(folder)
+    check_card(made, folder)
+    for name, value in trained.state_dict().items():  # weights are rounded to half precision, once, here and on disk
+        assert torch.equal(value, before[name].half().float())
     assert made["training_seconds"] == 1 and made["held_out_prompts"] == 2 and made["recipe"] == asdict(TINY)
-    again = mh.load(str(tmp_path / "new" / "model"))
+    again = mh.load(str(folder))
+    assert again.spec.dtype == "float32"
     prompt = mh.nano.retrieval(again, n=1, context_length=100)[0].tokens
     with torch.no_grad():
         wanted = trained(input_ids=torch.tensor([prompt])).logits[0]
@@ -611,12 +648,13 @@ def test_an_exported_model_is_the_same_model(tmp_path: Path) -> None:
 
 def check_card(card: dict[str, Any], folder: Path) -> None:
     assert set(card) == {
-        "name", "what", "architecture", "parameters", "recipe", "training_seconds", "held_out_prompts", "accuracy",
-        "chance", "weights_sha256",
+        "name", "tasks", "what", "architecture", "parameters", "recipe", "training_seconds", "held_out_prompts",
+        "accuracy", "chance", "weights_sha256",
     }  # fmt: skip
     assert card["weights_sha256"] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    assert set(card["accuracy"]) == MEASURED and all(0 <= a <= 1 for a in card["accuracy"].values())
-    assert card["chance"] == CHANCE and card["name"] == "nano" and card["what"].endswith(".")
+    assert list(card["accuracy"]) == [kind for task in card["tasks"] for kind in MEASURED[task]]
+    assert all(0 <= a <= 1 for a in card["accuracy"].values()) and card["what"].endswith(".")
+    assert card["chance"] == CHANCE
     assert card["architecture"] == json.loads((folder / "config.json").read_text())["architectures"][0]
     assert set(card["recipe"]) == set(asdict(Recipe())) and card["training_seconds"] >= 0
 
@@ -624,32 +662,48 @@ def check_card(card: dict[str, Any], folder: Path) -> None:
 # -- what is shipped -----------------------------------------------------------------------------------------------
 
 
-def test_the_shipped_card_is_of_the_shipped_weights(card: dict[str, Any]) -> None:
+@each_model
+def test_a_shipped_card_is_of_the_shipped_weights(folder: Path) -> None:
     from safetensors.torch import load_file
 
-    check_card(card, WEIGHTS)
+    card = card_of(folder)
+    check_card(card, folder)
     recipe = Recipe(**card["recipe"])
-    weights = load_file(WEIGHTS / "model.safetensors")
-    config = json.loads((WEIGHTS / "config.json").read_text(encoding="utf-8"))
+    weights = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert (
         card["parameters"]
         == sum(w.numel() for w in weights.values())
         == sum(p.numel() for p in build(recipe).parameters())
     )
     assert config["num_hidden_layers"] == recipe.layers and config["vocab_size"] == VOCABULARY_SIZE
-    assert sum(f.stat().st_size for f in WEIGHTS.iterdir()) <= 8_000_000
-    assert card["held_out_prompts"] >= 100
+    assert (
+        card["recipe"] == asdict(replace(RECIPES[card["name"]], seed=recipe.seed)) and card["held_out_prompts"] >= 500
+    )
+    assert tuple(card["tasks"]) == recipe.tasks
 
 
-def test_it_loads_by_name_and_its_parts_add_up(nano: mh.Model) -> None:
-    found = nano.verify()
+def test_what_is_shipped_is_small_and_can_do_every_task() -> None:
+    assert sum(f.stat().st_size for f in WEIGHTS.rglob("*") if f.is_file()) <= 8_000_000
+    cards = [card_of(folder) for folder in SHIPPED]
+    assert sorted(task for card in cards for task in card["tasks"]) == ["logic", "memory", "retrieval"]
+    assert {card["name"] for card in cards} == set(RECIPES)
+
+
+@each_model
+def test_it_loads_by_name_and_its_parts_add_up(folder: Path) -> None:
+    card = card_of(folder)
+    model = mh.load(card["name"])
+    found, spec = model.verify(), model.spec
     assert found.normed_exact and found.qk_exact and found.head_sum <= found.tolerance
-    assert nano.spec.name == "nano" and nano.spec.architecture == "Qwen3ForCausalLM"
-    assert nano.spec.n_heads % nano.spec.n_key_value_heads == 0 and nano.spec.n_key_value_heads < nano.spec.n_heads
-    assert nano.spec.n_ctx >= 256
+    assert spec.name == card["name"] and spec.architecture == card["architecture"] == "Qwen3ForCausalLM"
+    assert spec.n_heads % spec.n_key_value_heads == 0 and spec.n_key_value_heads < spec.n_heads
+    assert spec.n_ctx >= 256 and spec.dtype == "float32"
 
 
-def test_its_own_template_is_what_it_was_trained_on(nano: mh.Model) -> None:
+@each_model
+def test_its_own_template_is_what_it_was_trained_on(folder: Path) -> None:
+    nano = mh.load(card_of(folder)["name"])
     trial = mh.datasets.prontoqa(nano, n=4, depth=1, distractors=0)[0]
     assert re.fullmatch(r"<bos> .* claim : \w+ is .* \.", nano.decode(trial.tokens)) and 3 not in trial.tokens
     assert trial.candidates == (" true", " false")
@@ -657,12 +711,13 @@ def test_its_own_template_is_what_it_was_trained_on(nano: mh.Model) -> None:
 
 
 @pytest.mark.slow
-def test_fresh_prompts_are_answered_as_the_card_says(card: dict[str, Any]) -> None:
+@each_model
+def test_fresh_prompts_are_answered_as_the_card_says(folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(WEIGHTS)
-    n = 200
-    for task, value in accuracies(model, n=n, seed=77).items():
+    card, n = card_of(folder), 200
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for task, value in accuracies(model, tasks=card["tasks"], n=n, seed=77).items():
         said = card["accuracy"][task]
         # Two samples differ by chance: 0.06, or where answers are less sure, 3.5 standard errors of the difference.
         error = (said * (1 - said) * (1 / n + 1 / card["held_out_prompts"])) ** 0.5
@@ -677,13 +732,14 @@ def test_accuracy_is_the_share_of_right_first_words(nano: mh.Model) -> None:
     asked = [("what is the capital of italy?", w) for w in ("rome", "paris")] + [("2 plus 2 =", "4")]
     best = [vocabulary()[int(nano.logits(nano.encode(q).tokens)[-1].argmax())] for q, _ in asked]
     wanted = sum(b == w for b, (_, w) in zip(best, asked, strict=True)) / 3
-    assert right(AutoModelForCausalLM.from_pretrained(WEIGHTS), asked) == pytest.approx(wanted)
+    folder = next(f for f in SHIPPED if card_of(f)["name"] == "nano")
+    assert right(AutoModelForCausalLM.from_pretrained(folder), asked) == pytest.approx(wanted)
 
 
 def test_everything_needed_goes_into_the_package() -> None:
     weights = ("card.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     needed = [
-        *(f"mechheads/nano/weights/{name}" for name in weights),
+        *((folder / name).relative_to(ROOT).as_posix() for folder in SHIPPED for name in weights),
         "mechheads/nano/language.json",
         "mechheads/datasets/logic_templates.yaml",
         "mechheads/datasets/logic_words.json",
@@ -707,5 +763,5 @@ def test_a_wheel_holds_it(tmp_path: Path) -> None:
     )
     (wheel,) = tmp_path.glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {p.relative_to(ROOT).as_posix() for p in [*WEIGHTS.iterdir(), PACKAGE / "language.json"]}
+    wanted = {p.relative_to(ROOT).as_posix() for p in [*WEIGHTS.rglob("*.*"), PACKAGE / "language.json"]}
     assert wanted <= held and "mechheads/datasets/logic_templates.yaml" in held

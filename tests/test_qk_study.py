@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 from helpers import counted
 from test_pruning import question
+from test_readme import ROOT, script
 from test_report import Outline, browser, render, without_bundle
 
 import mechheads as mh
@@ -292,3 +294,81 @@ def test_what_is_refused_before_anything_is_run(
     with pytest.raises(OutputNotWritable, match="taken"):
         run_qk(ca, {"worlds": worlds}, tmp_path / "taken")
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+# -- the pages that tell of it -------------------------------------------------------------------------------------
+
+
+def block(page: Path, start: str, end: str) -> str:
+    return page.read_text(encoding="utf-8").split(start)[1].split(end)[0].strip()
+
+
+def test_the_page_quotes_what_was_recorded() -> None:
+    numbers = script("qk_numbers")
+    reports = json.loads(numbers.SUMMARY.read_text(encoding="utf-8"))
+    told = block(numbers.PAGE, numbers.START, numbers.END)
+    assert told == numbers.markdown(reports) and len({r["model"]["name"] for r in reports}) == len(reports) > 0
+    page = numbers.PAGE.read_text(encoding="utf-8")
+    assert not re.search(r"\b0\.\d\d \[", page.replace(told, "")), "a number outside the measured block"
+    assert block(numbers.NANO, numbers.NANO_START, numbers.NANO_END) == numbers.card_markdown(numbers.cards())
+
+
+def test_the_numbers_are_those_of_the_report(
+    planted: tuple[QKResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, (found, folder) = script("qk_numbers"), planted
+    for name, marks in (("PAGE", (numbers.START, numbers.END)), ("NANO", (numbers.NANO_START, numbers.NANO_END))):
+        copy = tmp_path / f"{name}.md"
+        copy.write_text("before\n{}\nold\n{}\nafter\n".format(*marks), encoding="utf-8")
+        monkeypatch.setattr(numbers, name, copy)
+    monkeypatch.setattr(numbers, "SUMMARY", tmp_path / "summary.json")
+    numbers.main([str(folder)])
+    told = block(numbers.PAGE, numbers.START, numbers.END)
+    kept = json.loads(numbers.SUMMARY.read_text(encoding="utf-8"))
+    assert told == numbers.markdown(kept) and (tmp_path / "PAGE.md").read_text().startswith("before\n")
+    assert len(json.dumps(kept)) < len(json.dumps(found.summary)) / 2
+    one = found.summary["sets"]["worlds"]
+    rows = pd.DataFrame(one["evaluation"]["rows"])
+    first = one["heads"][0]
+    for by, value in (("overall", "all"), ("depth", 1), ("depth", 2)):
+        cell = rows.loc[(rows["by"] == by) & (rows["value"] == value)].set_index("scorer")
+        own, head = cell.loc["model"], cell.loc[first]
+        shown = [
+            "all" if by == "overall" else f"{by} {value}",
+            str(own["n"]),
+            f"{own['accuracy']:.2f} [{own['ci_low']:.2f}, {own['ci_high']:.2f}]",
+            f"{head['accuracy']:.2f} [{head['ci_low']:.2f}, {head['ci_high']:.2f}]",
+            f"{head['difference']:+.2f} [{head['difference_low']:+.2f}, {head['difference_high']:+.2f}]",
+        ]
+        assert "| " + " | ".join(shown) + " |" in told
+    assert "distractors 0" not in told  # there is but one number of them
+    assert "Right more often than chance, corrected for 24 heads (p <= 0.05): 2; wrong more often: 1." in told
+    assert f"{one['premises']['cost_ratio']:.1f} times the tokens" in told
+    gold = next(a for a in one["premises"]["arms"] if a["arm"] == "gold" and a["round"] == "all")
+    assert f"| the proof's | {gold['n']} | {gold['flipped']:.2f} [" in told
+    assert all(f"| {k} | " in told for k in (2,)) and "flagged: L3H1" in told
+    with pytest.raises(SystemExit, match="give one folder a model"):
+        numbers.main([str(folder), str(folder)])
+
+
+def test_a_head_that_does_not_stand_is_not_named() -> None:
+    numbers = script("qk_numbers")
+    one = {"first": {"head": "L1H2", "turned": False}, "passing": ["L0H0"]}
+    assert numbers._first_name(one) == "the head chosen first (it does not stand)"
+    assert numbers._first_name({**one, "passing": ["L1H2"]}) == "L1H2"
+    assert numbers._first_name({"first": {"head": "L1H2", "turned": True}, "passing": ["L1H2"]}) == "L1H2 (sign turned)"
+
+
+@pytest.mark.parametrize("page", ["qk_score.md", "nano.md"])
+def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for target in re.findall(r"`((?:docs|scripts|mechheads)/[^`]+)`", text):
+        assert (ROOT / target).exists(), target
+    given: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        small = code.replace("n=800", "n=24").replace("n=60", "n=4").replace("[:40]", "[:2]")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # few calibration questions, which is the point
+            exec(compile(small, page, "exec"), given)
+    assert "ca" in given
