@@ -113,13 +113,16 @@ def _sections(result: SetResult, options: QKOptions, *, lead: str) -> list[Secti
             figure=[verdict_curves(found, by=column) for column in several],
             figure_caption=[f"Accuracy by {column}, with 95% intervals." for column in several],
         ),
-        Section(
-            _heading(lead, "how many questions it takes to choose"),
-            text=[result.curve.summary(), *_nothing_to_choose(result, options)],
-            figure=calibration_curve(result.curve),
-            figure_caption="The best head of calibration sets of each size.",
-        ),
     ]
+    if result.curve is not None:
+        out.append(
+            Section(
+                _heading(lead, "how many questions it takes to choose"),
+                text=[result.curve.summary(), *_nothing_to_choose(result, options)],
+                figure=calibration_curve(result.curve),
+                figure_caption="The best head of calibration sets of each size.",
+            )
+        )
     if result.debias is not None:
         out.append(
             Section(

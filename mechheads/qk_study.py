@@ -37,6 +37,7 @@ from mechheads.verdicts import (
     transfer,
 )
 from mechheads.verdicts.decisions import OFFSETS
+from mechheads.verdicts.transferring import MIX
 
 # Below this many heads, shares of them are pruned instead of 10 and 20.
 _SMALL = 100
@@ -94,8 +95,8 @@ class SetResult:
         heads: The k heads chosen, those that answer with their sign turned included.
         inverse: Those of them whose sign is turned: significantly worse than chance on calibration.
         evaluation: The chosen heads against the model's own output.
-        curve: What calibration size gives.
         profile: Where in depth the heads lie.
+        curve: What calibration size gives, or None.
         debias: What is left of their accuracy on flipped twins and bare statements, or None.
         pruning: The pruning check, or None.
         premises: The premise ablation, or None.
@@ -109,8 +110,8 @@ class SetResult:
     heads: HeadSet
     inverse: HeadSet
     evaluation: Evaluation
-    curve: LearningCurve
     profile: DepthProfile
+    curve: LearningCurve | None = None
     debias: Debias | None = None
     pruning: SweepResult | None = None
     premises: PremiseAblation | None = None
@@ -180,6 +181,8 @@ def _check(ca: CircuitAnalysis, data: Mapping[str, TrialSet], options: QKOptions
             f"prune asks for {sizes[-1]} heads, but {spec.name} has {n_heads}, and as many random ones are drawn from "
             f"the others; prune at most {n_heads // 2}."
         )
+    if len(data) > 1 and MIX in data:
+        raise InvalidInput(f"a data set is named {MIX!r}, the name of all sets mixed; give it another name.")
     for name, trials in data.items():
         if not {"calibration", "test"} <= set(trials.splits):
             raise InvalidInput(
@@ -201,15 +204,15 @@ def _study(
     heads, inverse = chosen_heads(judged, options)
     test = scores.split("test")
     found = evaluate(test, heads, inverse=inverse, offset=judged.offset, seed=options.seed)
-    curve = learning_curve(scores, k=1, seed=options.seed)
     notes: list[str] = []
+    curve = _curve(scores, options, notes)
     doubted = None
     if options.debias:
         doubted = _doubt(ca, trials.split("test"), test, judged, heads, inverse, how, notes, say)
     pruned = _prune(ca, scores, trials.split("test"), options, notes, say)
     taken = _take_premises(ca, heads, inverse, trials.split("test"), judged, options, notes, say)
     return SetResult(
-        name, trials, scores, judged, heads, inverse, found, curve, depth_profile(judged, alpha=options.alpha),
+        name, trials, scores, judged, heads, inverse, found, depth_profile(judged, alpha=options.alpha), curve,
         doubted, pruned, taken, tuple(notes),
     )  # fmt: skip
 
@@ -229,6 +232,15 @@ def chosen_heads(judged: Judgement, options: QKOptions) -> tuple[HeadSet, HeadSe
                 rank.append((-turned, layer, head))
     best = HeadSet([(layer, head) for _, layer, head in sorted(rank)[: options.k]])
     return best, HeadSet([h for h in best if h in wrong])
+
+
+def _curve(scores: CandidateScores, options: QKOptions, notes: list[str]) -> LearningCurve | None:
+    """The learning curve, where every candidate is right in some calibration question."""
+    try:
+        return learning_curve(scores, k=1, seed=options.seed)
+    except InvalidInput as error:
+        notes.append(f"No learning curve: {error}")
+        return None
 
 
 def _doubt(

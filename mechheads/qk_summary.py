@@ -38,7 +38,7 @@ def _one(result: SetResult, options: QKOptions) -> dict[str, Any]:
         "inverse": result.inverse.labels,
         "passing": passing(result, options).labels,
         "evaluation": result.evaluation.to_dict(),
-        "learning_curve": result.curve.to_dict(),
+        "learning_curve": None if result.curve is None else result.curve.to_dict(),
         "depth": result.profile.to_dict(),
         "debias": None if result.debias is None else result.debias.to_dict(),
         "pruning": None if result.pruning is None else pruning_rows(result),

@@ -74,10 +74,9 @@ def _set(one: Mapping[str, Any]) -> dict[str, Any]:
         "first": {"head": first, "turned": turned, "auroc": row["auroc"], "p": row["p_inverse" if turned else "p"]},
         "rows": [r for r in rows if r["by"] == "overall" or _values(rows, r["by"]) > 1],
         "depth": {k: one["depth"][k] for k in ("first_third_share", "mean_depth")},
-        "curve": {
-            "enough": curve["enough"],
-            "bands": [{k: b[k] for k in ("size", "test", "calibration")} for b in curve["bands"]],
-        },
+        "curve": None
+        if curve is None
+        else [{k: b[k] for k in ("size", "test", "calibration")} for b in curve["bands"]],
         "debias": None if debias is None else _debias(debias, first),
         "pruning": one["pruning"],
         "premises": None if premises is None else _premises(premises),
@@ -170,11 +169,7 @@ def _told(name: str, one: Mapping[str, Any], options: Mapping[str, Any]) -> list
         f"{len(one['passing'])} stand" + (f": {', '.join(one['passing'])}." if one["passing"] else "."),
         f"* {head[0].upper()}{head[1:]}: AUROC {number(one['first']['auroc'])}, corrected p = {one['first']['p']:.2g}.",
         *_wording(one["debias"], head),
-        "* By number of calibration questions, the best head of them is right in "
-        + ", ".join(f"{b['size']}: {number(b['test'])}" for b in one["curve"]["bands"])
-        + " (on its own questions "
-        + ", ".join(number(b["calibration"]) for b in one["curve"]["bands"])
-        + ").",
+        *_sizes(one["curve"]),
         "",
         *_accuracy_table(one, head),
         "",
@@ -192,6 +187,16 @@ def _first_name(one: Mapping[str, Any]) -> str:
     if first["head"] not in one["passing"]:
         return "the head chosen first (it does not stand)"
     return first["head"] + (" (sign turned)" if first["turned"] else "")
+
+
+def _sizes(curve: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    if curve is None:
+        return []
+    told = ", ".join(f"{b['size']}: {number(b['test'])} ({number(b['calibration'])})" for b in curve)
+    return [
+        "* By number of calibration questions, the best head of them is right in (in brackets: on the questions it was "
+        f"chosen by) {told}."
+    ]
 
 
 def _wording(debias: Mapping[str, Any] | None, head: str) -> list[str]:
@@ -265,8 +270,9 @@ def card_markdown(shipped: Sequence[Mapping[str, Any]]) -> str:
         for task, accuracy in card["accuracy"].items():
             told = _TASKS.get(task, f"logic, {task.replace('_', ' ')}")
             rows.append([told, f"{accuracy:.3f}", number(chance.get(task, chance["logic"]))])
+        heads = f"{recipe['layers']} layers of {recipe['heads']} heads ({recipe['kv_heads']} key/value heads)"
         lines += [
-            f"`{card['name']}`: {card['parameters']:,} parameters, {recipe['steps']:,} steps, "
+            f"`{card['name']}`: {heads}, {card['parameters']:,} parameters; {recipe['steps']:,} steps, "
             f"{card['training_seconds'] / 60:.0f} minutes of training; each accuracy is over "
             f"{card['held_out_prompts']} held-out prompts.",
             "",

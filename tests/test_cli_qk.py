@@ -30,7 +30,7 @@ STORIES = [
 
 @pytest.fixture(scope="module")
 def nano() -> mh.Model:
-    return mh.load("nano")
+    return mh.load("nano-logic")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def run(nano: mh.Model, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The command line, with the model loaded once for all tests."""
 
     def load_analysis(name: str, dtype: str | None) -> mh.CircuitAnalysis:
-        assert (name, dtype) == ("nano", None)
+        assert (name, dtype) == ("nano-logic", None)
         return mh.CircuitAnalysis(nano, progress=False)
 
     monkeypatch.setattr(module, "load_analysis", load_analysis)
@@ -116,7 +116,7 @@ def test_score_loads_the_model_that_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, args)
     assert result.exit_code == 0, result.stderr
     scores = CandidateScores.load(tmp_path / "s.parquet")
-    assert scores.meta["model"]["name"] == "nano" and scores.meta["model"]["dtype"] == "bfloat16"
+    assert scores.meta["model"]["name"] == "nano-logic" and scores.meta["model"]["dtype"] == "bfloat16"
 
 
 def test_trials_from_a_file(run: Any, nano: mh.Model, tmp_path: Path) -> None:
@@ -194,10 +194,11 @@ def test_report(run: Any, nano: mh.Model, folio: Path, tmp_path: Path, monkeypat
     assert list(printed["sets"]) == ["worlds", "folio"] and printed["transfer"]["names"] == ["worlds", "folio"]
     assert printed["options"]["seed"] == 1 and printed["options"]["k"] == 2 and printed["options"]["draws"] == 1
     worlds, stories = printed["sets"].values()
+    heads = nano.spec.n_layers * nano.spec.n_heads
     assert worlds["n_questions"] == stories["n_questions"] == 36
     assert worlds["judgement"]["chance"] == 0.5 and stories["judgement"]["chance"] == pytest.approx(1 / 3)
     assert worlds["premises"]["n_questions"] == 2 and stories["premises"] is None and stories["notes"]
-    assert {row["k"] for row in worlds["pruning"]} == {0, 2, 5}
+    assert {row["k"] for row in worlds["pruning"]} == {0, *(round(x * heads) for x in (0.1, 0.2))}
     for name, numbers in printed["sets"].items():
         frame = pd.read_csv(out / f"{name}.heads.csv").set_index("label")
         best = numbers["judgement"]["heads"][0]
@@ -205,7 +206,7 @@ def test_report(run: Any, nano: mh.Model, folio: Path, tmp_path: Path, monkeypat
         scores = CandidateScores.load(out / f"{name}.qk.parquet")
         assert scores.judge(seed=1).to_dict()["verdict"] == numbers["judgement"]["verdict"]
     page = (out / "qk.html").read_text(encoding="utf-8")
-    assert "From one data set to another" in page and "folio: every head" in page
+    assert "From one data set to another" in page and "Folio: every head" in page
     assert f"Open {out / 'qk.html'} in a browser." in said(result)
     # Scores, twins and bare statements come from the store the second time; the rest can be left out.
     with counted(nano, monkeypatch) as calls:
@@ -229,12 +230,11 @@ def test_report_without_doubts(run: Any, tmp_path: Path) -> None:
     assert numbers["sets"]["worlds"]["judgement"]["verdict"][:40] in " ".join(result.stdout.split())
 
 
-def test_two_sets_of_one_name_are_numbered(run: Any, folio: Path, tmp_path: Path) -> None:
-    result = run(
-        "report", "-d", f"folio:{folio}", "-d", f"folio:{folio}", "-o", tmp_path, "--template", "base", "--no-debias",
-        "--no-prune", "--premise-questions", 0,
-    )  # fmt: skip
-    assert result.exit_code == 2 and "stands in both" in said(result), said(result)
+def test_data_sets_are_named_after_loader_or_file_and_numbered() -> None:
+    names: dict[str, int] = {}
+    for data in ("worlds", "folio:a/b.jsonl", "folio:c.jsonl", "deep/own trials.jsonl", "worlds"):
+        names[module._short(data, names)] = 0
+    assert list(names) == ["worlds", "folio", "folio 2", "own trials", "worlds 2"]
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_score_refuses(run: Any, tmp_path: Path, flags: list[str], message: str)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["select", "-k", "25"], "25"),
+        (["select", "-k", "99"], "99"),
         (["select", "-k", "0"], "0 is not in the range x>=1"),
         (["select", "--by", "luck"], "luck"),
         (["select", "--offset", "mode"], "mode"),
@@ -313,7 +313,7 @@ def test_scores_without_splits(run: Any, scored: Path, nano: mh.Model, tmp_path:
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["-k", "25"], 2, "k is 25, but nano has 24 heads; choose at most 24."),
+        (["-k", "99"], 2, "k is 99, but nano-logic has "),
         (["--offset", "mode"], 2, "offset is 'mode'; it must be one of none, median."),
         (["--draws", "0"], 2, "0 is not in the range x>=1"),
         (["--premise-questions", "-1"], 2, "-1 is not in the range x>=0"),

@@ -15,7 +15,7 @@ import pytest
 from helpers import counted
 from test_pruning import question
 from test_readme import ROOT, script
-from test_report import Outline, browser, render, without_bundle
+from test_report import Outline, render, without_bundle
 
 import mechheads as mh
 from mechheads.candidate_scores import CandidateScores
@@ -29,12 +29,16 @@ LIGHT: dict[str, Any] = {"k": 3, "draws": 1, "prune": (0.1,), "premise_questions
 
 @pytest.fixture(scope="module")
 def nano() -> mh.Model:
-    return mh.load("nano")
+    return mh.load("nano-logic")
 
 
 @pytest.fixture(scope="module")
 def worlds(nano: mh.Model) -> mh.TrialSet:
     return mh.datasets.prontoqa(nano, n=72, depth=(1, 2), distractors=0, seed=0)
+
+
+def n_heads(model: mh.Model) -> int:
+    return model.spec.n_layers * model.spec.n_heads
 
 
 class Planted(mh.CircuitAnalysis):
@@ -83,7 +87,7 @@ def planted(nano: mh.Model, worlds: mh.TrialSet, tmp_path_factory: pytest.TempPa
 # -- what is there to find is found ----------------------------------------------------------------------------
 
 
-def test_planted_heads_are_named_and_the_one_of_wording_is_not(planted: tuple[QKResult, Path]) -> None:
+def test_planted_heads_are_named_and_the_one_of_wording_is_not(planted: tuple[QKResult, Path], nano: mh.Model) -> None:
     found, _ = planted
     one = found.sets["worlds"]
     assert set(one.heads.labels) == {"L1H2", "L2H0", "L3H1"} and one.inverse.labels == ["L2H0"]
@@ -91,7 +95,7 @@ def test_planted_heads_are_named_and_the_one_of_wording_is_not(planted: tuple[QK
     numbers = found.summary["sets"]["worlds"]
     assert set(numbers["passing"]) == {"L1H2", "L2H0"} and numbers["inverse"] == ["L2H0"]
     told = numbers["judgement"]["verdict"]
-    assert "2 of 24 heads are right more often than chance on 36 held-out trials" in told
+    assert f"2 of {n_heads(nano)} heads are right more often than chance on 36 held-out trials" in told
     assert "L1H2, right in 1.00 [0.90, 1.00]" in told
     assert "1 head is wrong more often than chance (inverse): " in told and "L2H0, right in 0.00 [0.00, 0.10]" in told
     rows = pd.DataFrame(numbers["evaluation"]["rows"]).query("by == 'overall'").set_index("scorer")
@@ -99,7 +103,7 @@ def test_planted_heads_are_named_and_the_one_of_wording_is_not(planted: tuple[QK
     assert rows.loc["L2H0", "kind"] == "inverse head"
 
 
-def test_every_file_is_written_and_says_the_same(planted: tuple[QKResult, Path]) -> None:
+def test_every_file_is_written_and_says_the_same(planted: tuple[QKResult, Path], nano: mh.Model) -> None:
     found, folder = planted
     assert {p.name for p in folder.iterdir()} == FILES
     assert json.loads((folder / "qk.json").read_text(encoding="utf-8")) == found.summary
@@ -107,7 +111,7 @@ def test_every_file_is_written_and_says_the_same(planted: tuple[QKResult, Path])
     again = CandidateScores.load(folder / "worlds.qk.parquet")
     np.testing.assert_array_equal(again.values, one.scores.values)
     table = pd.read_csv(folder / "worlds.heads.csv")
-    assert len(table) == 24 and table.set_index("label").loc["L1H2", "accuracy"] == 1.0
+    assert len(table) == n_heads(nano) and table.set_index("label").loc["L1H2", "accuracy"] == 1.0
     assert table.loc[table["direction"] == "inverse", "label"].tolist() == ["L2H0"]
 
 
@@ -118,13 +122,15 @@ def test_numbers_are_those_of_the_results(planted: tuple[QKResult, Path], nano: 
     own = float((test.baseline.argmax(1) == test.labels).mean())
     assert numbers["judgement"]["baseline"]["estimate"] == pytest.approx(own)
     assert numbers["n_questions"] == 72 and numbers["labels"] == {"true": 36, "false": 36}
+    size = round(0.1 * n_heads(nano))
     whole = next(r for r in numbers["pruning"] if r["k"] == 0)
     assert whole["mean"] == pytest.approx(own) and whole["n_trials"] == 36
-    assert {(r["ranking"], r["k"]) for r in numbers["pruning"]} >= {("best", 2), ("random", 2)}
+    assert {(r["ranking"], r["k"]) for r in numbers["pruning"]} >= {("best", size), ("random", size)}
     pruned = one.pruning
     assert pruned is not None
-    heads = pruned.frame.query("ranking == 'best' and k == 2")["heads"].iloc[0].split()
-    assert heads == one.scores.select(2).labels
+    heads = pruned.frame.query("ranking == 'best' and k == @size")["heads"].iloc[0].split()
+    with pytest.warns(UserWarning, match="36 calibration trials"):
+        assert heads == one.scores.select(size).labels
     taken = one.premises
     assert taken is not None and numbers["premises"]["n_questions"] == len(taken.questions) == 4
     assert numbers["premises"]["cost_ratio"] == taken.cost_ratio > 1
@@ -140,7 +146,7 @@ def test_the_page_says_it_and_needs_nothing_else(planted: tuple[QKResult, Path])
     page = (folder / "qk.html").read_text(encoding="utf-8")
     rest = without_bundle(page)
     outline = Outline(rest)
-    assert outline.inside("h1") == ["Do heads of nano know what follows?"]
+    assert outline.inside("h1") == ["Do heads of nano-logic know what follows?"]
     headings = [" ".join(h.split()) for h in outline.inside("h2")]
     for wanted in (
         "Verdict", "Data and score", "every head", "against the model's own output",
@@ -148,7 +154,9 @@ def test_the_page_says_it_and_needs_nothing_else(planted: tuple[QKResult, Path])
         "Caveats",
     ):  # fmt: skip
         assert sum(wanted.lower() == h.lower() for h in headings) == 1, (wanted, headings)
-    assert not outline.all("link") and not outline.all("img") and not re.search(r'(?:src|href)="(?!#)', rest)
+    assert not any("src" in attributes for _, attributes in outline.tags)
+    assert {a["href"] for a in outline.all("link")} == {"data:,"} and "http://" not in rest and "https://" not in rest
+    assert all((a["href"] or "").startswith("#") for a in outline.all("a"))
     told = outline.inside("p")
     for text in verdict(found.sets, found.transfer, QKOptions(**LIGHT)):
         assert text in told
@@ -161,7 +169,6 @@ def test_the_page_says_it_and_needs_nothing_else(planted: tuple[QKResult, Path])
 
 @pytest.mark.slow
 def test_the_page_renders_in_a_browser(planted: tuple[QKResult, Path], tmp_path: Path) -> None:
-    browser()
     dom, log = render(planted[1] / "qk.html", tmp_path / "profile")
     assert dom.count('class="cartesianlayer"') >= 7 and "CONSOLE" not in log, log
 
@@ -173,7 +180,7 @@ def test_where_no_head_knows_none_is_named(nano: mh.Model, worlds: mh.TrialSet, 
     options = QKOptions(k=2, prune=(), premise_questions=0)
     found = run_qk(Noise(nano, progress=False), {"worlds": worlds}, tmp_path, options)
     (told,) = verdict(found.sets, None, options)
-    assert told.startswith("No head passes correction: on 36 held-out trials none of 24 heads is right more often")
+    assert told.startswith(f"No head passes correction: on 36 held-out trials none of {n_heads(nano)} heads")
     assert not re.search(r"L\d+H\d+", told)
     numbers = found.summary["sets"]["worlds"]
     assert numbers["passing"] == [] and len(numbers["heads"]) == 2
@@ -198,6 +205,16 @@ def test_a_random_model_and_trials_of_ones_own(llama: mh.Model, tmp_path: Path) 
     assert one.debias is None and one.premises is None and one.evaluation.by == ()
     assert [note.split(":")[0] for note in one.notes] == ["No label-flipped twins", "No premises were taken away"]
     assert (tmp_path / "mine.heads.csv").is_file() and (tmp_path / "qk.html").is_file()
+
+
+def test_where_one_answer_is_never_right_there_is_no_learning_curve(llama: mh.Model, tmp_path: Path) -> None:
+    trials = [question(i, 9 + i % 5, n=3, split="calibration" if i % 4 < 2 else "test") for i in range(24)]
+    trials = [dataclasses.replace(t, label=i % 2) for i, t in enumerate(trials)]
+    options = QKOptions(k=1, prune=(), debias=False)
+    found = run_qk(mh.CircuitAnalysis(llama, progress=False), {"mine": mh.TrialSet(trials)}, tmp_path, options)
+    assert found.sets["mine"].curve is None and found.summary["sets"]["mine"]["learning_curve"] is None
+    assert found.sets["mine"].notes[0].startswith("No learning curve: candidate 2 is right in no calibration trial")
+    assert "how many questions it takes" not in (tmp_path / "qk.html").read_text(encoding="utf-8").lower()
 
 
 # -- which heads are chosen --------------------------------------------------------------------------------------
@@ -252,7 +269,7 @@ def test_two_sets_and_a_second_run(
     moved = first.summary["transfer"]
     assert moved["names"] == ["worlds", "choices"] and moved["k"] == 2 and len(moved["cells"]) == 6
     page = (tmp_path / "qk.html").read_text(encoding="utf-8")
-    assert "From one data set to another" in page and "choices: every head" in page
+    assert "From one data set to another" in page and "Choices: every head" in page
     assert {p.name for p in tmp_path.iterdir()} == FILES | {"store", "choices.heads.csv", "choices.qk.parquet"}
     told = verdict(first.sets, first.transfer, options)
     assert told[0].startswith("worlds: ") and told[-1].startswith("Tested on worlds")
@@ -277,17 +294,21 @@ def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
 def test_what_is_refused_before_anything_is_run(
     nano: mh.Model, worlds: mh.TrialSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ca = mh.CircuitAnalysis(nano, progress=False)
+    ca, n = mh.CircuitAnalysis(nano, progress=False), n_heads(nano)
     monkeypatch.setattr(ca, "score", lambda *a, **k: pytest.fail("it was run"))
     with pytest.raises(InvalidInput, match=r"^there is no data; name at least one set of logic trials\.$"):
         run_qk(ca, {}, tmp_path)
     for half in (worlds.split("test"), mh.datasets.prontoqa(nano, n=4, calibration=None)):
         with pytest.raises(InvalidInput, match=r"the trials of 'half' have the splits .*Give the loader calibration=0"):
             run_qk(ca, {"worlds": worlds, "half": half}, tmp_path)
-    with pytest.raises(InvalidInput, match=r"^k is 25, but nano has 24 heads; choose at most 24\.$"):
-        run_qk(ca, {"worlds": worlds}, tmp_path, QKOptions(k=25))
-    with pytest.raises(InvalidInput, match=r"^prune asks for 13 heads, but nano has 24, .*; prune at most 12\.$"):
-        run_qk(ca, {"worlds": worlds}, tmp_path, QKOptions(prune=(13,)))
+    with pytest.raises(InvalidInput, match=r"^a data set is named 'mix', the name of all sets mixed; give it another"):
+        run_qk(ca, {"worlds": worlds, "mix": worlds}, tmp_path)
+    with pytest.raises(InvalidInput, match=rf"^k is 99, but nano-logic has {n} heads; choose at most {n}\.$"):
+        run_qk(ca, {"worlds": worlds}, tmp_path, QKOptions(k=99))
+    with pytest.raises(
+        InvalidInput, match=rf"^prune asks for 98 heads, but nano-logic has {n}, .*; prune at most {n // 2}\.$"
+    ):
+        run_qk(ca, {"worlds": worlds}, tmp_path, QKOptions(prune=(98,)))
     with pytest.raises(InvalidInput, match=r"^k holds 1\.5; give numbers of heads from 1"):
         run_qk(ca, {"worlds": worlds}, tmp_path, QKOptions(prune=(1.5,)))
     (tmp_path / "taken").write_text("")
@@ -314,7 +335,7 @@ def test_the_page_quotes_what_was_recorded() -> None:
 
 
 def test_the_numbers_are_those_of_the_report(
-    planted: tuple[QKResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planted: tuple[QKResult, Path], nano: mh.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers, (found, folder) = script("qk_numbers"), planted
     for name, marks in (("PAGE", (numbers.START, numbers.END)), ("NANO", (numbers.NANO_START, numbers.NANO_END))):
@@ -342,11 +363,14 @@ def test_the_numbers_are_those_of_the_report(
         ]
         assert "| " + " | ".join(shown) + " |" in told
     assert "distractors 0" not in told  # there is but one number of them
-    assert "Right more often than chance, corrected for 24 heads (p <= 0.05): 2; wrong more often: 1." in told
+    assert (
+        f"Right more often than chance, corrected for {n_heads(nano)} heads (p <= 0.05): 2; wrong more often: 1."
+        in told
+    )
     assert f"{one['premises']['cost_ratio']:.1f} times the tokens" in told
     gold = next(a for a in one["premises"]["arms"] if a["arm"] == "gold" and a["round"] == "all")
     assert f"| the proof's | {gold['n']} | {gold['flipped']:.2f} [" in told
-    assert all(f"| {k} | " in told for k in (2,)) and "flagged: L3H1" in told
+    assert f"| {round(0.1 * n_heads(nano))} | " in told and "flagged: L3H1" in told
     with pytest.raises(SystemExit, match="give one folder a model"):
         numbers.main([str(folder), str(folder)])
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 
 from mechheads.datasets.logic_worlds import RULES, Claim, World, least_depth, make_world, word_pools
 from mechheads.nano.language import (
@@ -112,22 +113,33 @@ class Level:
 
     Attributes:
         rules: Rules of the worlds; ``modus_ponens`` counts half where there are others.
-        depths: Depths.
+        depths: Depths; 0 is a world whose claims stand in it as they are.
         distractors: Distractors of a row's first world.
         worlds: How many worlds a row mixes.
+        negated: Whether claims may deny.
+        wordings: Whether rules come in all their wordings, or in one.
+        choice: Share of rows that end by telling a true claim from a false one.
+        share: Rows in place of one, where they are short.
     """
 
     rules: tuple[str, ...]
     depths: tuple[int, ...]
     distractors: tuple[int, ...]
     worlds: tuple[int, ...]
+    negated: bool = True
+    wordings: bool = True
+    choice: float = 0.0
+    share: int = 1
 
 
+_MP = ("modus_ponens",)
 LEVELS = (
-    Level(("modus_ponens",), (1,), (0,), (3,)),
-    Level(("modus_ponens",), (1, 2), (0, 1), (2,)),
-    Level(("modus_ponens",), (1, 2, 3), (0, 1, 2, 3), (1, 2)),
-    Level(RULES, (1, 2, 3), (0, 1, 2, 3), (1, 2)),
+    Level(_MP, (0,), (0,), (1,), negated=False, wordings=False, share=4),
+    Level(_MP, (0,), (0,), (1,), wordings=False, share=4),
+    Level(_MP, (0, 1, 1), (0,), (1, 2), wordings=False, share=2),
+    Level(_MP, (0, 1, 1, 2, 2), (0, 1), (1, 2), wordings=False),
+    Level(_MP, (0, 1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2),
+    Level(RULES, (1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2),
 )
 
 
@@ -142,9 +154,9 @@ def logic_row(rng: random.Random, level: Level, *, prose: float) -> Row:
     premises = [premise for world in worlds for premise in world.premises]
     rng.shuffle(premises)
     row.text(" ".join(premises))
-    choose = rng.random() < 0.3
+    choose = rng.random() < level.choice
     for world in worlds[: len(worlds) - choose]:
-        claim = rng.choice(world.claims)
+        claim = rng.choice([c for c in world.claims if level.negated or "not" not in pieces(c.statement)])
         row.text(f"claim: {claim.statement}")
         shown = claim.label if rng.random() < 0.5 else not claim.label
         row.answer(TRUTHS[claim.label], shown=TRUTHS[shown])
@@ -165,16 +177,46 @@ def _worlds(rng: random.Random, level: Level) -> list[World]:
     used: set[str] = set()
     wanted = rng.choice(level.worlds)
     while len(made) < wanted:
-        depth = rng.choice(level.depths)
-        able = [rule for rule in level.rules if least_depth(rule) <= depth]
-        rule = "modus_ponens" if rng.random() < 0.5 else rng.choice(able)
-        world = make_world(rng, rule=rule, depth=depth, distractors=0 if made else rng.choice(level.distractors))
+        world = _world(rng, level, first=not made)
         words = {word for premise in world.premises for word in pieces(premise)} & content_words()
         if not words & used:
             used |= words
             made.append(world)
     rng.shuffle(made)
     return made
+
+
+def _world(rng: random.Random, level: Level, *, first: bool) -> World:
+    """One world of a level."""
+    depth = rng.choice(level.depths)
+    if depth == 0:
+        return fact_world(rng)
+    able = [rule for rule in level.rules if least_depth(rule) <= depth]
+    rule = "modus_ponens" if rng.random() < 0.5 else rng.choice(able)
+    world = make_world(rng, rule=rule, depth=depth, distractors=rng.choice(level.distractors) if first else 0)
+    if level.wordings:
+        return world
+    return replace(world, premises=tuple(map(_in_one_wording, world.premises)))
+
+
+def fact_world(rng: random.Random) -> World:
+    """A world of depth 0: of two people the one has a property and the other has not, and that is what is claimed."""
+    people, adjective = rng.sample(word_pools()["people"], 2), rng.choice(word_pools()["adjectives"])
+    holds = rng.random() < 0.5
+    premises, claims = [], []
+    for i, (person, has) in enumerate(zip(people, (holds, not holds), strict=True)):
+        premises.append(f"{person} is {adjective if has else f'not {adjective}'}.")
+        claims.append(Claim(person, f"{person} is {adjective}.", has, (i,)))
+        claims.append(Claim(person, f"{person} is not {adjective}.", not has, (i,)))
+    return World(tuple(premises), tuple(claims), "modus_ponens", 0, 0)
+
+
+_WORDINGS = re.compile(r"(?:every|each|any|everything that is a|if something is a) (\w+)(?:,? it)? is ", re.IGNORECASE)
+
+
+def _in_one_wording(premise: str) -> str:
+    """A rule as "Every X is Y."; other sentences as they are."""
+    return _WORDINGS.sub(r"Every \1 is ", premise, count=1)
 
 
 def proof_in_order(world: World, claim: Claim) -> list[str]:

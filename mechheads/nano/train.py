@@ -74,7 +74,7 @@ class Recipe:
 
 RECIPES = {
     "nano": Recipe(retrieval=16, memory=12, pairs=12, memory_head_dropout=0.25),
-    "nano-logic": Recipe(logic=32, steps=5000),
+    "nano-logic": Recipe(logic=24, steps=5000, layers=4, heads=8, kv_heads=4, learning_rate=2e-3),
 }
 
 
@@ -131,7 +131,7 @@ def batches(recipe: Recipe, step: int, level: int) -> dict[str, list[Row]]:
             )
             for _ in range(recipe.retrieval)
         ],
-        "logic": [logic_row(rng, LEVELS[level], prose=recipe.prose) for _ in range(recipe.logic)],
+        "logic": [logic_row(rng, LEVELS[level], prose=recipe.prose) for _ in range(recipe.logic * LEVELS[level].share)],
         "memory": [memory_row(rng, questions=5, prose=recipe.prose) for _ in range(recipe.memory)],
         "pairs": [warmup_row(rng, length=80) for _ in range(round(recipe.pairs * (1 - done)))],
     }
