@@ -254,9 +254,9 @@ def test_data_sets_are_named_after_loader_or_file_and_numbered() -> None:
         (["--distractors", "6"], "distractors is 6; worlds have 0 to 5."),
         (["--rules", "syllogism"], "unknown rule 'syllogism'"),
         (["--template", "poem"], "poem"),
-        (["--n", "3"], "3 is not in the range x>=4"),
-        (["--batch-size", "0"], "0 is not in the range x>=1"),
-        (["--seed", "-1"], "-1 is not in the range x>=0"),
+        (["--n", "3"], "Invalid value for '--n'"),
+        (["--batch-size", "0"], "Invalid value for '--batch-size'"),
+        (["--seed", "-1"], "Invalid value for '--seed'"),
     ],
 )  # fmt: skip
 def test_score_refuses(run: Any, tmp_path: Path, flags: list[str], message: str) -> None:
@@ -269,7 +269,7 @@ def test_score_refuses(run: Any, tmp_path: Path, flags: list[str], message: str)
     ("args", "message"),
     [
         (["select", "-k", "99"], "99"),
-        (["select", "-k", "0"], "0 is not in the range x>=1"),
+        (["select", "-k", "0"], "Invalid value for"),
         (["select", "--by", "luck"], "luck"),
         (["select", "--offset", "mode"], "mode"),
         (["evaluate", "--heads", "L9H0"], "L9H0"),
@@ -315,8 +315,8 @@ def test_scores_without_splits(run: Any, scored: Path, nano: mh.Model, tmp_path:
     [
         (["-k", "99"], 2, "k is 99, but nano-logic has "),
         (["--offset", "mode"], 2, "offset is 'mode'; it must be one of none, median."),
-        (["--draws", "0"], 2, "0 is not in the range x>=1"),
-        (["--premise-questions", "-1"], 2, "-1 is not in the range x>=0"),
+        (["--draws", "0"], 2, "Invalid value for '--draws'"),
+        (["--premise-questions", "-1"], 2, "Invalid value for '--premise-questions'"),
         (["-d", "worlds", "-d", "nli"], 2, "unknown data set 'nli'"),
     ],
 )

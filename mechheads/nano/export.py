@@ -44,8 +44,9 @@ def export(
     model.config.architectures = [type(model).__name__]
     # Half the size on disk; the configuration says float32, so that is what they are loaded as, rounded once.
     half = copy.deepcopy(model).half()
-    half.config.dtype = "float32"
     half.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
     model.load_state_dict(half.float().state_dict())  # what is measured is what is written
     build_tokenizer().save_pretrained(folder)
     card = {

@@ -120,6 +120,7 @@ class Level:
         wordings: Whether rules come in all their wordings, or in one.
         choice: Share of rows that end by telling a true claim from a false one.
         share: Rows in place of one, where they are short.
+        parts: Share of claims that are about a single premise.
     """
 
     rules: tuple[str, ...]
@@ -130,16 +131,18 @@ class Level:
     wordings: bool = True
     choice: float = 0.0
     share: int = 1
+    parts: float = 0.0
 
 
 _MP = ("modus_ponens",)
 LEVELS = (
     Level(_MP, (0,), (0,), (1,), negated=False, wordings=False, share=4),
     Level(_MP, (0,), (0,), (1,), wordings=False, share=4),
-    Level(_MP, (0, 1, 1), (0,), (1, 2), wordings=False, share=2),
-    Level(_MP, (0, 1, 1, 2, 2), (0, 1), (1, 2), wordings=False),
-    Level(_MP, (0, 1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2),
-    Level(RULES, (1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2),
+    Level(_MP, (0, 1, 1, 1), (0,), (1,), wordings=False, share=3, parts=1.0),
+    Level(_MP, (0, 1, 1, 1), (0,), (1,), wordings=False, share=3, parts=0.4),
+    Level(_MP, (0, 1, 1, 2, 2), (0, 1), (1, 2), wordings=False, parts=0.25),
+    Level(_MP, (0, 1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2, parts=0.1),
+    Level(RULES, (1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2, parts=0.1),
 )
 
 
@@ -157,11 +160,14 @@ def logic_row(rng: random.Random, level: Level, *, prose: float) -> Row:
     choose = rng.random() < level.choice
     for world in worlds[: len(worlds) - choose]:
         claim = rng.choice([c for c in world.claims if level.negated or "not" not in pieces(c.statement)])
+        part = world.rule == "modus_ponens" and world.depth > 0 and rng.random() < level.parts
+        if part:
+            claim = part_claim(rng, world)
         row.text(f"claim: {claim.statement}")
         shown = claim.label if rng.random() < 0.5 else not claim.label
         row.answer(TRUTHS[claim.label], shown=TRUTHS[shown])
         row.answer(VERDICTS[shown == claim.label], weight=0.5)
-        if world.rule == "modus_ponens" and rng.random() < 0.7:
+        if world.rule == "modus_ponens" and not part and rng.random() < 0.7:
             row.text(":")
             for sentence in proof_in_order(world, claim):
                 _recite(row, sentence)
@@ -209,6 +215,22 @@ def fact_world(rng: random.Random) -> World:
         claims.append(Claim(person, f"{person} is {adjective}.", has, (i,)))
         claims.append(Claim(person, f"{person} is not {adjective}.", not has, (i,)))
     return World(tuple(premises), tuple(claims), "modus_ponens", 0, 0)
+
+
+def part_claim(rng: random.Random, world: World) -> Claim:
+    """A claim about one premise of a modus ponens world: what it says, or its opposite, or what another says."""
+    rests = sorted({i for claim in world.claims for i in claim.proof})
+    said = [_in_one_wording(world.premises[i]) for i in rests]
+    at = rng.randrange(len(said))
+    subject, _, what = said[at].rpartition(" is ")
+    true = rng.random() < 0.5
+    if not true:
+        others = sorted({s.rpartition(" is ")[2] for s in said if s.rpartition(" is ")[2][:2] == "a "} - {what})
+        if what[:2] == "a " and others:
+            what = rng.choice(others)
+        else:
+            what = what.removeprefix("not ") if what.startswith("not ") else f"not {what}"
+    return Claim(subject, f"{subject} is {what}", true, (at,))
 
 
 _WORDINGS = re.compile(r"(?:every|each|any|everything that is a|if something is a) (\w+)(?:,? it)? is ", re.IGNORECASE)
