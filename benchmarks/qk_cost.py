@@ -60,7 +60,8 @@ def _row(ca: mh.CircuitAnalysis, name: str, trials: list[mh.Trial], batch: int) 
         seconds["check"].append(time.perf_counter() - start)
     plain, score, check = (median(seconds[key]) / len(trials) for key in ("forward", "score", "check"))
     longest = max(len(t.tokens) for t in trials)
-    print(f"{name:>8} {longest:>7} {batch:>6} {plain:>8.3f} {score:>8.3f} {score / plain:>6.2f} {check:>17.3f}", flush=True)
+    line = f"{name:>8} {longest:>7} {batch:>6} {plain:>8.3f} {score:>8.3f} {score / plain:>6.2f} {check:>17.3f}"
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -388,8 +388,8 @@ def load(
     """Load a model and check it.
 
     Args:
-        model: ``"nano"``, ``"nano-logic"``, ``"smollm2"``, a hub id, a local folder, or a ready ``TransformerBridge`` or
-            ``HookedTransformer`` (its weights are taken as they are).
+        model: ``"nano"``, ``"nano-logic"``, ``"smollm2"``, a hub id, a local folder, or a ready ``TransformerBridge``
+            or ``HookedTransformer`` (its weights are taken as they are).
         tokenizer: Tokenizer to use instead of the model's own.
         revision: Hub revision (branch, tag or commit).
         dtype: Weight type; as stored if None.

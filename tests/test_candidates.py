@@ -70,11 +70,12 @@ def test_scaled_scores_are_the_attention_scores_of_the_candidate(name: str) -> N
     """With the scale, q.k is what TransformerLens hooks as attention score."""
     model = tiny.shared(name)
     trial = QUESTIONS[0]
+    bridge: Any = getattr(model.backend, "bridge")  # noqa: B009
     scores = mh.CircuitAnalysis(model).score("qk", [trial], scaled=True)
     assert scores.unit == "attention score"
     statement = trial.positions("statement")[-1]
     for c, extra in enumerate(CANDIDATES[:2]):
-        _, cache = model.backend.bridge.run_with_cache(torch.tensor([[*trial.tokens, *extra]]))
+        _, cache = bridge.run_with_cache(torch.tensor([[*trial.tokens, *extra]]))
         for layer in range(tiny.LAYERS):
             raw = cache[f"blocks.{layer}.attn.hook_attn_scores"][0, :, -1, statement].numpy()
             assert np.abs(scores.values[0, c, layer] - raw).max() < 1e-4
@@ -215,7 +216,7 @@ def test_interrupted_runs_keep_what_is_done(own_registry: Any) -> None:
 
     ca = mh.CircuitAnalysis(tiny.shared("llama"))
     with pytest.warns(UserWarning, match="interrupted: 2 of 4 questions are done and kept"):
-        scores = ca.score("tired", QUESTIONS, batch_size=1)
+        scores: Any = ca.score("tired", QUESTIONS, batch_size=1)
     assert len(scores) == 2 and scores.meta["complete"] is False
 
 

@@ -23,7 +23,7 @@ import mechheads as mh
     [
         ("smolm2", "unknown model 'smolm2'. Did you mean 'smollm2'?"),
         ("SmolLM2", "Did you mean 'smollm2'?"),
-        ("zebra-7000", "unknown model 'zebra-7000'. Known: smollm2"),
+        ("zebra-7000", "unknown model 'zebra-7000'. Known: nano, nano-logic, smollm2"),
         ("/no/such/folder", "unknown model '/no/such/folder'"),
         ("./no-such-folder", "unknown model './no-such-folder'"),
         (Path("no-such-folder"), "unknown model 'no-such-folder'"),
@@ -75,7 +75,8 @@ def test_a_folder_without_a_tokenizer_takes_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("thing", [3, None, {"name": "smollm2"}, torch.nn.Linear(2, 2)])
 def test_things_that_are_no_model(thing: Any) -> None:
     kind = type(thing).__name__
-    with pytest.raises(mh.InvalidInput, match=f"cannot load a model from a {kind}; pass 'nano', 'smollm2', a hub id, a folder"):
+    message = f"cannot load a model from a {kind}; pass 'nano', 'smollm2', a hub id, a folder"
+    with pytest.raises(mh.InvalidInput, match=message):
         mh.load(thing)
 
 

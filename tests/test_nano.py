@@ -13,7 +13,7 @@ import sys
 import zipfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -39,10 +39,9 @@ LANGUAGE = json.loads((PACKAGE / "language.json").read_text(encoding="utf-8"))
 # Another vocabulary needs other weights: after a change of the language train anew, then write the new numbers here.
 VOCABULARY_SIZE = 264
 VOCABULARY_HASH = "4173193c8cb4af1c42f383ada38a6381a345f28f9c35ed8dd7aafa9f719902b6"
-# The mastery of 0 takes logic rows to the next level at every step.
 TINY = Recipe(
     steps=4, layers=2, d_model=32, heads=2, kv_heads=1, d_head=16, d_mlp=32, warmup=1, retrieval=1, logic=2, memory=1,
-    pairs=1, mastery=0.0,
+    pairs=1,
 )  # fmt: skip
 TASKS = ("literal", "nonliteral", "recall", "arithmetic")
 MEASURED = {
@@ -226,7 +225,7 @@ def test_what_no_task_can_be(nano: mh.Model) -> None:
         ({"calibration": -0.1}, r"^calibration is -0\.1; it must be a share from 0 to 1\.$"),
     ):
         with pytest.raises(InvalidInput, match=message):
-            make(nano, **options)
+            make(nano, **cast("dict[str, Any]", options))
     with pytest.raises(InvalidInput, match=r"^n is 55; it must be a whole number from 1 to 54\.$"):
         mh.nano.recall(nano, n=55)
     with pytest.raises(InvalidInput, match=r"^n is 156; it must be a whole number from 1 to 155\.$"):
@@ -322,6 +321,30 @@ def proof_told(words: list[str], colon: int, premises: list[str], statement: str
     return end, {i: words[i + 1] for i in range(colon, end) if words[i + 1] not in frame}
 
 
+def one_wording(sentence: str) -> str:
+    """A rule as "Every X is Y."."""
+    for lead in ("Each ", "Any ", "Everything that is a ", "If something is a "):
+        sentence = f"Every {sentence.removeprefix(lead)}" if sentence.startswith(lead) else sentence
+    return sentence.replace(", it is", " is")
+
+
+def decided(premises: list[str], statement: str) -> bool:
+    """Whether a claim is true: by proof, or, about one premise, by whether that is what the premise says."""
+    plain = [one_wording(premise) for premise in premises]
+    who, _, _ = read(statement)
+    if who is None:
+        subject, _, what = statement.rpartition(" is ")
+        about = [p for p in plain if p.rpartition(" is ")[0] == subject]
+        assert about and (
+            what.startswith("a ") or any(("not " in p) != ("not " in what) or p == statement for p in about)
+        )
+        return statement in about
+    if entails(premises, statement) or refutes(premises, statement):
+        return entails(premises, statement)
+    assert " is a " in statement and any(p.startswith(f"{who} is a ") for p in premises)
+    return False
+
+
 @pytest.mark.parametrize("level", LEVELS, ids=range(len(LEVELS)))
 @pytest.mark.parametrize("seed", range(12))
 def test_logic_rows(seed: int, level: Level) -> None:
@@ -335,8 +358,7 @@ def test_logic_rows(seed: int, level: Level) -> None:
     for mark in marks:
         stop = words.index(".", mark)
         (statement,) = sentences(words[mark + 2 : stop + 1])
-        follows = entails(premises, statement)
-        assert follows != refutes(premises, statement)
+        follows = decided(premises, statement)
         if stop not in found:  # put for the choice below
             truth[words[mark + 2]] = follows
             continue
@@ -549,6 +571,8 @@ def stopped_at(step: int, out: Path, recipe: Recipe, monkeypatch: pytest.MonkeyP
 def test_stopped_and_resumed_is_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropout: float
 ) -> None:
+    # A mastery of 0 takes logic rows to the next level at every step.
+    monkeypatch.setattr(training, "LEVELS", tuple(replace(level, mastery=0.0) for level in LEVELS))
     recipe = replace(TINY, memory_head_dropout=dropout)
     whole = run(tmp_path / "a", recipe)
     assert same(whole, run(tmp_path / "b", recipe))

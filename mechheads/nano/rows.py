@@ -121,6 +121,7 @@ class Level:
         choice: Share of rows that end by telling a true claim from a false one.
         share: Rows in place of one, where they are short.
         parts: Share of claims that are about a single premise.
+        mastery: Share of right answers at which the next level begins.
     """
 
     rules: tuple[str, ...]
@@ -132,17 +133,18 @@ class Level:
     choice: float = 0.0
     share: int = 1
     parts: float = 0.0
+    mastery: float = 0.93
 
 
 _MP = ("modus_ponens",)
 LEVELS = (
     Level(_MP, (0,), (0,), (1,), negated=False, wordings=False, share=4),
     Level(_MP, (0,), (0,), (1,), wordings=False, share=4),
-    Level(_MP, (0, 1, 1, 1), (0,), (1,), wordings=False, share=3, parts=1.0),
-    Level(_MP, (0, 1, 1, 1), (0,), (1,), wordings=False, share=3, parts=0.4),
-    Level(_MP, (0, 1, 1, 2, 2), (0, 1), (1, 2), wordings=False, parts=0.25),
-    Level(_MP, (0, 1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2, parts=0.1),
-    Level(RULES, (1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2, parts=0.1),
+    Level(_MP, (0, 1, 1, 1), (0,), (1,), wordings=False, share=3, parts=1.0, mastery=0.8),
+    Level(_MP, (0, 1, 1, 1), (0,), (1,), wordings=False, share=3, parts=0.15, mastery=0.9),
+    Level(_MP, (0, 1, 1, 2, 2), (0, 1), (1, 2), wordings=False, parts=0.1, mastery=0.9),
+    Level(_MP, (0, 1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2, parts=0.05, mastery=0.9),
+    Level(RULES, (1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2, parts=0.05),
 )
 
 

@@ -19,8 +19,20 @@ _SHARPNESS = 1.5
 
 
 @torch.no_grad()
-def structured_start(model: Any, *, heads: int, kv_heads: int, d_head: int, theta: float, seed: int) -> None:
-    """Overwrite the weights of an untrained Llama or Qwen3 with tied embeddings; see the module's text."""
+def structured_start(
+    model: Any, *, heads: int, kv_heads: int, d_head: int, theta: float, seed: int, reach: int = 1
+) -> None:
+    """Overwrite the weights of an untrained Llama or Qwen3 with tied embeddings; see the module's text.
+
+    Args:
+        model: The model.
+        heads: Query heads a layer.
+        kv_heads: Key/value heads a layer.
+        d_head: Width of a head.
+        theta: Base of the rotary angles.
+        seed: Seed.
+        reach: How many heads of the first layer start by looking back, the n-th at the n-th token before its own.
+    """
     draw = torch.Generator().manual_seed(seed)
     embedding = model.model.embed_tokens.weight
     d_model = embedding.shape[1]
@@ -61,6 +73,15 @@ def structured_start(model: Any, *, heads: int, kv_heads: int, d_head: int, thet
     second.k_proj.weight[:d_head] = written.T
     second.v_proj.weight[:d_head] = copied.T
     second.o_proj.weight[:, :d_head] = copied
+    for back in range(2, reach + 1):
+        mine = slice((back - 1) * d_head, back * d_head)
+        group = (back - 1) // (heads // kv_heads)
+        shared_with = slice(group * d_head, (group + 1) * d_head)
+        first.k_proj.weight[shared_with] = torch.outer(here, shared)
+        first.v_proj.weight[shared_with] = code
+        first.q_proj.weight[mine] = torch.outer(_turned(here, -float(back), theta), shared)
+        further = orthogonal()
+        first.o_proj.weight[:, mine] = 0.7 * (further - torch.outer(shared, shared @ further))
 
 
 def _turned(x: Tensor, positions: float, theta: float) -> Tensor:

@@ -38,11 +38,12 @@ class Recipe:
         seed: Seed of the weights and, with the step's number, of every batch.
         steps: Optimiser steps.
         layers, d_model, heads, kv_heads, d_head, d_mlp: Shape of the model.
-        learning_rate: Peak, after a linear rise over ``warmup`` steps; falls as a cosine to a twentieth.
+        learning_rate: Peak, after a linear rise over ``warmup`` steps; falls to a twentieth, as a cosine or, with a
+            ``cooldown``, in a straight line over so many last steps.
         retrieval, logic, memory, pairs: Rows of each task in a batch; ``pairs`` (random pairs asked back) fade out.
         prose: Weight of a word that is merely read, where an answer counts 1.
         easing: Share of the run over which pairs fade out and contexts grow to full length.
-        mastery: Share of right answers at which logic rows get harder.
+        reach: Heads of the first layer that start by looking back, the n-th at the n-th token before its own.
         memory_head_dropout: Probability with which a head's output is dropped for a row of memory questions, so that
             remembering rests on no single head.
     """
@@ -57,13 +58,14 @@ class Recipe:
     d_mlp: int = 384
     learning_rate: float = 1.5e-3
     warmup: int = 200
+    cooldown: int = 0
     retrieval: int = 0
     logic: int = 0
     memory: int = 0
     pairs: int = 0
     prose: float = 0.05
     easing: float = 0.4
-    mastery: float = 0.93
+    reach: int = 1
     memory_head_dropout: float = 0.0
 
     @property
@@ -74,7 +76,9 @@ class Recipe:
 
 RECIPES = {
     "nano": Recipe(retrieval=16, memory=12, pairs=12, memory_head_dropout=0.25),
-    "nano-logic": Recipe(logic=24, steps=5000, layers=4, heads=8, kv_heads=4, learning_rate=2e-3),
+    "nano-logic": Recipe(
+        logic=24, steps=3000, cooldown=300, layers=4, heads=8, kv_heads=4, learning_rate=2e-3, warmup=100, reach=5
+    ),
 }
 
 
@@ -109,7 +113,13 @@ def build(recipe: Recipe) -> Any:
     )
     model = Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa")
     structured_start(
-        model, heads=recipe.heads, kv_heads=recipe.kv_heads, d_head=recipe.d_head, theta=10000.0, seed=recipe.seed
+        model,
+        heads=recipe.heads,
+        kv_heads=recipe.kv_heads,
+        d_head=recipe.d_head,
+        theta=10000.0,
+        seed=recipe.seed,
+        reach=recipe.reach,
     )
     return model
 
@@ -159,9 +169,11 @@ def loss_of(model: Any, rows: Sequence[Row]) -> tuple[Tensor, float]:
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Linear rise, then a cosine down to a twentieth of the peak."""
+    """Linear rise, then down to a twentieth of the peak; see ``Recipe``."""
     if step < recipe.warmup:
         return recipe.learning_rate * (step + 1) / recipe.warmup
+    if recipe.cooldown:
+        return recipe.learning_rate * min(1.0, 0.05 + 0.95 * (recipe.steps - step) / recipe.cooldown)
     done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
     return recipe.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
 
@@ -237,7 +249,7 @@ def _one_step(model: Any, optimiser: Any, recipe: Recipe, step: int, progress: P
         progress.losses[task] = 0.95 * progress.losses.get(task, loss.item()) + 0.05 * loss.item()
         if task == "logic":
             progress.right = 0.97 * progress.right + 0.03 * right
-    if progress.right > recipe.mastery and progress.level + 1 < len(LEVELS):
+    if progress.right > LEVELS[progress.level].mastery and progress.level + 1 < len(LEVELS):
         progress.level, progress.right = progress.level + 1, 0.5
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
