@@ -77,7 +77,7 @@ class Recipe:
 RECIPES = {
     "nano": Recipe(retrieval=16, memory=12, pairs=12, memory_head_dropout=0.25),
     "nano-logic": Recipe(
-        logic=24, steps=3000, cooldown=300, layers=4, heads=8, kv_heads=4, learning_rate=2e-3, warmup=100, reach=5
+        logic=24, steps=3600, cooldown=300, layers=4, heads=8, kv_heads=4, learning_rate=2e-3, warmup=100, reach=5
     ),
 }
 
