@@ -142,10 +142,10 @@ LEVELS = (
     Level(_MP, (0,), (0,), (1,), wordings=False, share=4),
     Level(_MP, (0, 1, 1, 1), (0,), (1,), wordings=False, share=3, parts=1.0, mastery=0.8),
     Level(_MP, (0, 1, 1, 1), (0,), (1,), wordings=False, share=3, parts=0.15, mastery=0.9),
-    Level(_MP, (1, 1, 2), (0,), (1,), wordings=False, share=2, parts=0.05, mastery=0.9),
-    Level(_MP, (1, 2, 3), (0, 1), (1,), wordings=False, share=2, parts=0.05, mastery=0.9),
-    Level(_MP, (0, 1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2, parts=0.05, mastery=0.9),
-    Level(RULES, (1, 2, 3), (0, 1, 2, 3), (1, 2), choice=0.2, parts=0.05),
+    Level(_MP, (1,), (0, 1, 2), (1,), share=2, parts=0.05, mastery=0.95),
+    Level(_MP, (1, 2), (0, 1, 2), (1,), share=2, parts=0.05, mastery=0.9),
+    Level(_MP, (1, 2, 3), (0, 1, 2, 3), (1,), share=2, choice=0.2, parts=0.05, mastery=0.9),
+    Level(RULES, (1, 2, 3), (0, 1, 2, 3), (1,), share=2, choice=0.2),
 )
 
 
