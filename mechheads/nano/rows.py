@@ -37,10 +37,10 @@ class Row:
     """Tokens, and at each position what should follow and how much that counts.
 
     Attributes:
+        prose: Weight of a word that is merely read.
         tokens: Token ids.
         targets: Token id wanted after each.
         weights: Weight of that prediction in the loss; 0 where nothing is taught.
-        task: Name of the task each taught position belongs to, by position.
     """
 
     prose: float
