@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 import mechheads as mh
@@ -57,3 +58,24 @@ def counted(model: mh.Model, monkeypatch: Any) -> Iterator[dict[str, int]]:
         for name in calls:
             patch.setattr(model.backend, name, counting(name))
         yield calls
+
+
+def texts(figure: Any) -> list[str]:
+    """Every text of a figure that a reader sees or hovers over."""
+    found: list[str] = []
+
+    def collect(value: Any) -> None:
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict):
+            for part in value.values():
+                collect(part)
+        elif isinstance(value, (list, tuple, np.ndarray)):
+            for part in value:
+                collect(part)
+
+    collect(figure.to_dict()["layout"])
+    for trace in figure.data:
+        collect(trace.customdata)
+        collect([trace.name or "", trace.hovertemplate or ""])
+    return found

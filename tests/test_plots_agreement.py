@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import texts
 
 from mechheads import plots
 from mechheads.agreement import agreement, by_kv_group
@@ -42,27 +43,6 @@ def scores(method="locos", *, layers=4, heads=6, n=6, seed=0, kv=None, unit="log
 def several(count=3, **fields: Any) -> dict[str, HeadScores]:
     names = ["locos", "dla", "wu", "headkv", "qrhead", "induction", "contrastive", "a<b"]
     return {name: scores(name, seed=i, **fields) for i, name in enumerate(names[:count])}
-
-
-def texts(figure: Any) -> list[str]:
-    """Every text of a figure that a reader sees or hovers over."""
-    found: list[str] = []
-
-    def collect(value: Any) -> None:
-        if isinstance(value, str):
-            found.append(value)
-        elif isinstance(value, dict):
-            for part in value.values():
-                collect(part)
-        elif isinstance(value, (list, tuple, np.ndarray)):
-            for part in value:
-                collect(part)
-
-    collect(figure.to_dict()["layout"])
-    for trace in figure.data:
-        collect(trace.customdata)
-        collect([trace.name or "", trace.hovertemplate or ""])
-    return found
 
 
 def all_figures() -> dict[str, Any]:

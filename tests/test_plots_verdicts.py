@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import texts
 from verdict_samples import noisy
 
 from mechheads import plots
@@ -134,27 +135,6 @@ def colour_at(trace: Any, value: float) -> str:
     at = (value - lowest) / (highest - lowest)
     (colour,) = {c.upper() for p, c in trace.colorscale if abs(p - at) < 1e-9}
     return colour
-
-
-def texts(figure: Any) -> list[str]:
-    """Every text of a figure that a reader sees or hovers over."""
-    found: list[str] = []
-
-    def collect(value: Any) -> None:
-        if isinstance(value, str):
-            found.append(value)
-        elif isinstance(value, dict):
-            for part in value.values():
-                collect(part)
-        elif isinstance(value, (list, tuple, np.ndarray)):
-            for part in value:
-                collect(part)
-
-    collect(figure.to_dict()["layout"])
-    for trace in figure.data:
-        collect(trace.customdata)
-        collect([trace.name or "", trace.hovertemplate or ""])
-    return found
 
 
 FIGURES: dict[str, Any] = {

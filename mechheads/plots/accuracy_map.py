@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from mechheads.candidate_scores import CandidateScores
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.heads import Head, HeadSet
+from mechheads.plots.heatmap import outline
 from mechheads.plots.style import count_ticks, number, percent, plural, template
 from mechheads.plots.verdict_parts import (
     bound_of,
@@ -83,7 +84,7 @@ def accuracy_heatmap(
         cell = min(inner / z.shape[1], height / z.shape[0])
         figure.add_traces([trace for kind in (0, 1) for trace in _marks(found[kind], kind, cell)])
     if len(outlined):
-        figure.add_trace(_outline(outlined))
+        figure.add_trace(outline(outlined, "Chosen heads", showlegend=True))
     traces: Any = figure.data
     names = [t.name for t in traces if t.showlegend]
     width = max(_LEFT + inner + beside, _WIDTH)
@@ -225,26 +226,6 @@ def _marks(heads: HeadSet, kind: int, cell: int | float) -> list[go.Scatter]:
         go.Scatter(marker=marker("white", thick + 2), showlegend=False, name=f"{what}, halo", **common),
         go.Scatter(marker=marker("black", thick), showlegend=True, name=what, meta={"heads": heads.labels}, **common),
     ]
-
-
-def _outline(heads: HeadSet) -> go.Scatter:
-    """Squares around the cells of chosen heads."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for head in heads:
-        x += [head.head + d for d in (-0.5, 0.5, 0.5, -0.5, -0.5)] + [None]
-        y += [head.layer + d for d in (-0.5, -0.5, 0.5, 0.5, -0.5)] + [None]
-    return go.Scatter(
-        x=x,
-        y=y,
-        mode="lines",
-        line={"color": "black", "width": 2.5},
-        name="Chosen heads",
-        hoverinfo="skip",
-        showlegend=True,
-        meta={"heads": heads.labels},
-        cliponaxis=False,
-    )
 
 
 def _described(judgement: Judgement, on: str, z: np.ndarray, alpha: float) -> str:

@@ -89,20 +89,7 @@ def agreement_matrix(
             textfont={"size": SMALL},
             customdata=_pair_hover(result, rows),
             hovertemplate="%{customdata}<extra></extra>",
-            colorbar={
-                "title": {"text": beside_ticks(unit), "side": "right"},
-                "x": 1,
-                "xanchor": "left",
-                "xpad": 8,
-                "thickness": 14,
-                "len": 1,
-                "outlinewidth": 0.5,
-                "outlinecolor": INK,
-                "ticks": "outside",
-                "ticklen": 4,
-                "nticks": 7,
-                "tickfont": {"size": SMALL},
-            },
+            colorbar=upright_bar(unit),
             name=plain(value),
             **shape,
         )
@@ -138,6 +125,24 @@ def agreement_matrix(
         meta={"description": describe_agreement(result, value, k)},
     )
     return figure
+
+
+def upright_bar(title: str, *, x: float = 1) -> dict[str, Any]:
+    """A colour bar to the right of a plot, from its left edge, with a title of plain text or of safe markup."""
+    return {
+        "title": {"text": beside_ticks(title), "side": "right"},
+        "x": x,
+        "xanchor": "left",
+        "xpad": 8,
+        "thickness": 14,
+        "len": 1,
+        "outlinewidth": 0.5,
+        "outlinecolor": INK,
+        "ticks": "outside",
+        "ticklen": 4,
+        "nticks": 7,
+        "tickfont": {"size": SMALL},
+    }
 
 
 def beside_ticks(title: str) -> str:

@@ -129,13 +129,13 @@ def score_heatmaps(
         frame = _frame(panel, ci=ci, level=level)
         figure.add_traces(_panel_traces(panel, frame, i, place, limit=limit, level=level))
         outlined.check(panel.n_layers, panel.n_heads)
-        first = i == 1
+        here: dict[str, Any] = {"showlegend": i == 1, "xaxis": f"x{i}", "yaxis": f"y{i}"}
         if top:
             name = f"Top {top} of each score" if len(panels) > 1 else f"Top {top}"
-            figure.add_trace(_outline(panel.top(top), name, i, dash="solid", legend=first))
+            figure.add_trace(outline(panel.top(top), name, legendgroup=name, **here))
         if len(outlined):
             dash = "dot" if top else "solid"
-            figure.add_trace(_outline(outlined, "Chosen heads", i, dash=dash, legend=first))
+            figure.add_trace(outline(outlined, "Chosen heads", dash=dash, legendgroup="Chosen heads", **here))
         figure.update_layout(_axes(panel, i, place))
         if len(panels) > 1:
             figure.add_annotation(
@@ -264,8 +264,8 @@ def _hover(frame: pd.DataFrame, unit: str, level: float) -> np.ndarray:
     return np.array(rows, dtype=object)
 
 
-def _outline(heads: HeadSet, name: str, i: int, *, dash: str, legend: bool) -> go.Scatter:
-    """Squares around the cells of the heads, as one broken line that the legend can name."""
+def outline(heads: HeadSet, name: str, *, dash: str = "solid", **fields: Any) -> go.Scatter:
+    """Squares around the cells of the heads, as one broken line that the legend can name; ``fields`` of the trace."""
     x: list[float | None] = []
     y: list[float | None] = []
     for head in heads:
@@ -278,12 +278,9 @@ def _outline(heads: HeadSet, name: str, i: int, *, dash: str, legend: bool) -> g
         line={"color": "black", "width": 2.5, "dash": dash},
         name=name,
         hoverinfo="skip",
-        showlegend=legend,
-        legendgroup=name,
-        xaxis=f"x{i}",
-        yaxis=f"y{i}",
         meta={"heads": heads.labels},
         cliponaxis=False,
+        **fields,
     )
 
 

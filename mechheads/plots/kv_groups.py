@@ -11,14 +11,12 @@ import plotly.graph_objects as go
 
 from mechheads.agreement.groups import KVGroups, by_kv_group
 from mechheads.errors import InvalidInput
-from mechheads.plots.agreement import beside_ticks
+from mechheads.plots.agreement import upright_bar
 from mechheads.plots.describe import describe_groups, trials_behind
 from mechheads.plots.profile import panel_heading
 from mechheads.plots.style import (
     DIVERGING,
-    INK,
     PALETTE,
-    SMALL,
     UNDEFINED_COLOUR,
     count_ticks,
     display_name,
@@ -150,20 +148,7 @@ def _group_map(groups: KVGroups, frame: pd.DataFrame, end: float) -> list[go.Hea
         "ygap": 1 if max(z.shape) <= 40 else 0,
     }
     unit = f" ({plain(groups.unit)})" if groups.unit else ""
-    colorbar = {
-        "title": {"text": beside_ticks(f"Group score{unit}"), "side": "right"},
-        "x": end,
-        "xanchor": "left",
-        "xpad": 8,
-        "thickness": 14,
-        "len": 1,
-        "outlinewidth": 0.5,
-        "outlinecolor": INK,
-        "ticks": "outside",
-        "ticklen": 4,
-        "nticks": 7,
-        "tickfont": {"size": SMALL},
-    }
+    colorbar = upright_bar(f"Group score{unit}", x=end)
     traces = [
         go.Heatmap(
             z=z, zmin=-bound, zmid=0, zmax=bound, colorscale=DIVERGING, colorbar=colorbar, name="groups", **common

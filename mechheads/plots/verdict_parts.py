@@ -12,8 +12,8 @@ import plotly.graph_objects as go
 
 from mechheads.candidate_scores import CandidateScores
 from mechheads.errors import InvalidInput
-from mechheads.plots.agreement import beside_ticks
-from mechheads.plots.style import CONTROL_COLOUR, DIVERGING, INK, SMALL, UNDEFINED_COLOUR, fade, number, plain
+from mechheads.plots.agreement import upright_bar
+from mechheads.plots.style import CONTROL_COLOUR, DIVERGING, INK, UNDEFINED_COLOUR, fade, number, plain
 
 OWN, CHANCE = "Model's own output", "Chance"
 ACCURACY = "Accuracy (proportion right)"
@@ -70,20 +70,7 @@ def bound_of(distances: np.ndarray, limit: int | float | None) -> float:
 def colour_bar(title: str, height: int | float) -> tuple[dict[str, Any], int]:
     """A colour bar beside a plot of that height, and the pixels to leave for it; the title is broken to fit."""
     lines = wrapped(title, height, 7.0)
-    bar = {
-        "title": {"text": beside_ticks("<br>".join(map(plain, lines))), "side": "right"},
-        "x": 1,
-        "xanchor": "left",
-        "xpad": 8,
-        "thickness": 14,
-        "len": 1,
-        "outlinewidth": 0.5,
-        "outlinecolor": INK,
-        "ticks": "outside",
-        "ticklen": 4,
-        "nticks": 7,
-        "tickfont": {"size": SMALL},
-    }
+    bar = upright_bar("<br>".join(map(plain, lines)))
     return bar, 84 + LINE * len(lines)
 
 
