@@ -6,6 +6,6 @@
 
 from __future__ import annotations
 
-from mechheads.nano.trials import TASKS, arithmetic, recall, retrieval, trials
+from mechheads.nano.tasks import TASKS, arithmetic, recall, retrieval, trials
 
 __all__ = ["TASKS", "arithmetic", "recall", "retrieval", "trials"]

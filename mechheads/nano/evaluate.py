@@ -14,9 +14,9 @@ from mechheads.nano.language import (
     draw_facts,
     draw_recall,
     draw_sum,
-    filler_sentence,
     pieces,
     question_about,
+    strewn,
 )
 from mechheads.nano.rows import ids
 
@@ -29,10 +29,7 @@ _HELD_OUT = "held out"
 def retrieval_prompt(rng: random.Random, *, literal: bool, facts: int = 5, length: int = 224) -> tuple[str, str]:
     """A context of several facts, a question about one of them, and its answer."""
     known = draw_facts(rng, facts)
-    sentences = [fact.sentence for fact in known]
-    while sum(len(pieces(s)) for s in sentences) < length - 18:
-        sentences.append(filler_sentence(rng))
-    rng.shuffle(sentences)
+    sentences = strewn(rng, known, length - 18)
     asked = rng.choice(known)
     return " ".join([*sentences, question_about(asked, literal=literal)]), asked.name.lower()
 

@@ -87,6 +87,17 @@ def filler_sentence(rng: random.Random) -> str:
     return f"{subject} {verb} {state} {place}."
 
 
+def strewn(rng: random.Random, facts: list[Fact], length: int) -> list[str]:
+    """The facts among filler, in random order, up to ``length`` tokens and at most one sentence more."""
+    sentences = [fact.sentence for fact in facts]
+    used = sum(len(pieces(sentence)) for sentence in sentences)
+    while used < length:
+        sentences.append(filler_sentence(rng))
+        used += len(pieces(sentences[-1]))
+    rng.shuffle(sentences)
+    return sentences
+
+
 @functools.cache
 def _recall_questions() -> tuple[tuple[str, str], ...]:
     own = pools()

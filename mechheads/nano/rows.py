@@ -19,9 +19,9 @@ from mechheads.nano.language import (
     draw_facts,
     draw_recall,
     draw_sum,
-    filler_sentence,
     pieces,
     question_about,
+    strewn,
     vocabulary,
 )
 
@@ -80,14 +80,7 @@ def retrieval_row(rng: random.Random, *, facts: int, length: int, questions: int
     known = draw_facts(rng, facts)
     asked = [(fact, literal) for fact in known for literal in (True, False)]
     asked = rng.sample(asked, min(questions, len(asked)))
-    used = sum(len(pieces(fact.sentence)) for fact in known) + 9 * len(asked) + 1
-    sentences = [fact.sentence for fact in known]
-    while used < length - 10:
-        sentence = filler_sentence(rng)
-        sentences.append(sentence)
-        used += len(pieces(sentence))
-    rng.shuffle(sentences)
-    for sentence in sentences:
+    for sentence in strewn(rng, known, length - 11 - 9 * len(asked)):
         row.text(sentence)
     for fact, literal in asked:
         row.text(question_about(fact, literal=literal))
@@ -309,8 +302,3 @@ def warmup_row(rng: random.Random, *, length: int) -> Row:
         row.text(asked)
         row.answer(wanted)
     return row
-
-
-def people() -> list[str]:
-    """Names that can be answers, lower case."""
-    return [name.lower() for name in word_pools()["people"]]

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.nano.language import (
     draw_facts,
-    filler_sentence,
-    pieces,
     question_about,
     recall_questions,
+    strewn,
     sums,
 )
 from mechheads.stats import check_count
@@ -58,10 +57,7 @@ def retrieval(
 
     def make(rng: random.Random, i: int, split: str) -> Trial:
         known = draw_facts(rng, facts)
-        sentences = [fact.sentence for fact in known]
-        while sum(len(pieces(s)) for s in sentences) < context_length - 19:
-            sentences.append(filler_sentence(rng))
-        rng.shuffle(sentences)
+        sentences = strewn(rng, known, context_length - 19)
         asked = rng.choice(known)
         prompt = " ".join([*sentences, question_about(asked, literal=literal)])
         meta = {
