@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 from mechheads.agreement import Agreement, agreement
 from mechheads.candidate_runner import CandidateJob, CandidateOptions, candidate_key, score_candidates
 from mechheads.candidate_scores import CandidateScores
-from mechheads.errors import InvalidInput
+from mechheads.errors import InvalidInput, MechheadsError
 from mechheads.generate import Generation, generate
 from mechheads.interventions import Intervention, apply
 from mechheads.methods.registry import get_method, method_names
@@ -83,7 +83,11 @@ class CircuitAnalysis:
         asking = [name for name in names if get_method(name).kind == "candidates"]
         found = self._score_candidates(asking, TrialSet.of(trials), run, own) if asking else {}
         others = [name for name in names if name not in asking]
-        found |= self._score(others, TrialSet.of(trials), run, own) if others else {}
+        try:
+            found |= self._score(others, TrialSet.of(trials), run, own) if others else {}
+        except MechheadsError as error:
+            error.partial = {**found, **error.partial}
+            raise
         if not isinstance(methods, str):
             return found
         if methods not in found:

@@ -17,7 +17,7 @@ from mechheads.errors import InvalidInput, MechheadsError
 from mechheads.methods.registry import Method
 from mechheads.model import Model
 from mechheads.progress import progress_bar
-from mechheads.provenance import canonical_json, collect
+from mechheads.provenance import collect
 from mechheads.runner import MethodFailed, prompt_hash
 from mechheads.stats import check_count
 from mechheads.trials import Trial, TrialSet
@@ -84,7 +84,11 @@ def score_candidates(
     out: dict[str, CandidateScores] = {}
     for rotary in sorted({bool(j.options.get("rotary", True)) for j in jobs}, reverse=True):
         some = [j for j in jobs if bool(j.options.get("rotary", True)) == rotary]
-        out |= _score(model, some, trials, described, run, rotary=rotary, progress=progress)
+        try:
+            out |= _score(model, some, trials, described, run, rotary=rotary, progress=progress)
+        except MechheadsError as error:
+            error.partial = {**out, **error.partial}
+            raise
     return out
 
 
@@ -184,9 +188,8 @@ def _record(trial: Trial, candidate_tokens: list[int]) -> dict[str, Any]:
 
 def candidate_key(
     described: Mapping[str, Any], versions: Mapping[str, Any], job: CandidateJob, trials: TrialSet
-) -> dict:
+) -> dict[str, Any]:
     """What a stored result is a result of."""
-    canonical_json(job.options)  # an option that JSON cannot hold has no key
     return {
         "format": 3, "versions": versions, "method": job.method.name, "model": described, "options": dict(job.options),
         "trials": trials.hash,

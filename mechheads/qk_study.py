@@ -6,7 +6,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ class QKResult:
     sets: dict[str, SetResult]
     transfer: Transfer | None
     summary: dict[str, Any]
-    page: Path = field(default_factory=Path)
+    page: Path
 
 
 def run_qk(
@@ -142,7 +142,7 @@ def run_qk(
     Args:
         ca: The model, with a store if results are to be remembered.
         data: Logic trials by name, each with a calibration and a test split.
-        out: Folder for ``qk.html``, ``qk.json``, ``heads.csv`` and the scores as Parquet.
+        out: Folder for ``qk.html``, ``qk.json``, and for each set ``NAME.heads.csv`` and ``NAME.qk.parquet``.
         options: What to do.
         commands: How to repeat it, for the page.
         say: Told what is going on.

@@ -273,3 +273,21 @@ def test_unknown_padding_is_refused() -> None:
 def test_candidate_tokens_of_a_real_tokenizer(smollm2_model: mh.Model) -> None:
     assert smollm2_model.pieces(candidate_tokens(smollm2_model, " true")) == [" true"]
     assert smollm2_model.pieces(candidate_tokens(smollm2_model, "true")) == ["true"]
+
+
+def test_a_later_failure_keeps_what_another_method_has_done(own_registry: Any) -> None:
+    """Unrotated captures come after rotated ones; a method that reads no candidates comes after both."""
+
+    @mh.method("late", kind="candidates")
+    def late(acts: Any, trial: mh.Trial, *, rotary: bool = False) -> torch.Tensor:
+        raise ValueError("no")
+
+    @mh.method("later", needs=("z",))
+    def later(acts: mh.LayerActs, trial: mh.Trial) -> torch.Tensor:
+        raise ValueError("no")
+
+    ca = mh.CircuitAnalysis(tiny.shared("llama"))
+    for name in ("late", "later"):
+        with pytest.raises(mh.MechheadsError, match=f"method '{name}' failed") as caught:
+            ca.score(["qk", name], QUESTIONS[:2], max_new_tokens=2, rouge_threshold=None)
+        assert len(caught.value.partial["qk"]) == 2
