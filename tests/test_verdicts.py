@@ -419,3 +419,19 @@ def test_intervals_come_out_alike_in_blocks_and_for_one(monkeypatch):
     one = interval(x[:, 4], groups, seed=3)
     assert (one.low, one.high) == pytest.approx((whole[0][4], whole[1][4]), abs=1e-6)
     assert one.estimate == pytest.approx(x[:, 4].mean()) and one.n == 50
+
+
+def test_what_an_offset_leaves_of_a_constant_margin_is_a_tie() -> None:
+    """Heads of the first layer see the candidate and the statement's last token alone: only rounding differs."""
+    rng = np.random.default_rng(5)
+    values = np.zeros((60, 2, 1, 2))
+    values[:, 0] = 14.4
+    values[:, :, 0, 0] += rng.normal(0, 1e-6, (60, 2)) * 14.4
+    values[:, :, 0, 1] = rng.normal(0, 1, (60, 2))
+    scores = CandidateScores(
+        values=values, baseline=np.zeros((60, 2)), labels=np.arange(60) % 2, candidates=[("a", "b")] * 60,
+        trial_ids=[str(i) for i in range(60)],
+    )  # fmt: skip
+    taken = offsets(scores, "median")
+    assert (credit(scores, taken)[:, :, 0, 0] == 0.5).all() and auroc(scores)[0, 0] == 0.5
+    assert set(np.unique(credit(scores, taken)[:, :, 0, 1])) == {0.0, 1.0} and auroc(scores)[0, 1] != 0.5

@@ -12,6 +12,8 @@ from mechheads.candidate_scores import CandidateScores
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.heads import HeadSet
 
+# Scores of one trial agree to about a tenth of this share of their size, however it is batched.
+ROUNDING = 1e-5
 OFFSETS = ("none", "median")
 NORMALISATIONS = ("sum", "mean")
 
@@ -214,17 +216,24 @@ def with_sign(
 
 
 def layer_credit(scores: CandidateScores, layer: int, offset: np.ndarray | None) -> np.ndarray:
-    """``credit`` of one layer's heads, ``[trial candidate head]``."""
+    """``credit`` of one layer's heads, ``[trial candidate head]``.
+
+    With an offset, candidates are tied that lie closer than float32 can tell at the size of their scores: a head of the
+    first layer has the same margin in every trial, and all that an offset leaves of it is rounding.
+    """
     values = scores.values[:, :, layer].astype(np.float64)
-    return answered(values if offset is None else values - offset[:, layer], scores.n_candidates)
+    if offset is None:
+        return answered(values, scores.n_candidates)
+    close = ROUNDING * np.fmax.reduce(np.abs(values), axis=1, keepdims=True)
+    return answered(values - offset[:, layer], scores.n_candidates, close=close)
 
 
-def answered(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Credit from scores ``[trial candidate ...]``."""
+def answered(values: np.ndarray, counts: np.ndarray, *, close: Any = 0.0) -> np.ndarray:
+    """Credit from scores ``[trial candidate ...]``; what lies within ``close`` of the best shares with it."""
     present = np.arange(values.shape[1]) < counts[:, None]
     present = present.reshape(*present.shape, *(1,) * (values.ndim - 2))
     top = np.where(present, values, -np.inf).max(axis=1, keepdims=True)  # NaN wins, so a missing score shows
-    best = present & (values == top)
+    best = present & (values >= top - close)
     share = best / np.maximum(best.sum(axis=1, keepdims=True), 1)
     return np.where(present & np.isfinite(top), share, np.nan)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mechheads.candidate_scores import CandidateScores
-from mechheads.verdicts.decisions import align, centred, check_some
+from mechheads.verdicts.decisions import ROUNDING, align, centred, check_some
 from mechheads.verdicts.resampling import intervals
 
 _HEADS = 512  # heads worked on at once
@@ -81,7 +81,7 @@ def auroc_parts(values: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> t
         positive = labels[there] == c
         if positive.all() or not positive.any():
             continue
-        placed = _placements(middle[there, c], positive)
+        placed = _placements(_without_rounding(middle[there, c], values), positive)
         area = placed[positive].mean(axis=0)
         total, used = total + area, used + 1
         away = placed - area
@@ -93,6 +93,12 @@ def auroc_parts(values: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> t
     there = np.arange(width)[None, :, None] < counts[:, None, None]
     undefined = (there & np.isnan(values)).any(axis=(0, 1))
     return np.where(undefined, np.nan, total / used), np.where(undefined, np.nan, share / used)
+
+
+def _without_rounding(x: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Centred scores ``[trial head]``, all alike for heads in which they differ by less than float32 can tell."""
+    size = np.fmax.reduce(np.abs(values), axis=(0, 1))
+    return np.where(np.ptp(x, axis=0) <= ROUNDING * size, 0.0, x)
 
 
 def _placements(x: np.ndarray, positive: np.ndarray) -> np.ndarray:
