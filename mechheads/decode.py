@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechheads.backends.base import HookFn
+from mechheads.backends.base import HookFn, Row
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.model import Model
 
@@ -110,13 +110,21 @@ def greedy(
     """
     _check(model, prompts, max_new_tokens, padding, tail)
     observer = observer or Observer()
-    with model.lock:
+    out = [Decoded() for _ in prompts]
+    rows = [Row(tuple(p), done.tokens) for p, done in zip(prompts, out, strict=True)]
+    with model.lock, model.running(rows):
         batch, pending, cached = _start(model, prompts, padding, tail)
         observer.on_prefill(batch, cached)
-    out = [Decoded() for _ in prompts]
-    # Each row has its own end of context, or a long neighbour would cut a short prompt's answer.
-    limits = [min(max_new_tokens, model.spec.n_ctx - length + 1) for length in batch.lengths]
-    with model.lock, model.hooks(observer.hooks()):
+        return _decode(model, batch, pending, out, observer, max_new_tokens, stop_at_newline, generate)
+
+
+def _decode(
+    model: Model, batch: Batch, pending: Tensor, out: list[Decoded], observer: Observer,
+    max_new_tokens: int, stop_at_newline: bool, generate: bool,
+) -> list[Decoded]:  # fmt: skip
+    """The steps of ``greedy`` after the prefill."""
+    limits = answer_limits(model, batch.lengths, max_new_tokens)
+    with model.hooks(observer.hooks()):
         while True:
             logits = model.backend.run(pending, batch.mask, batch.cache, last_only=True)[:, -1].float()
             observer.on_step(batch)
@@ -125,36 +133,51 @@ def greedy(
                     out[row] = Decoded(steps=1, stopped="not generated")
                     observer.on_end(i, batch)
                 break
-            best = logits.argmax(-1)
-            logprobs = logits.log_softmax(-1).gather(-1, best[:, None]).squeeze(-1)
-            alive = _take(model, out, batch.rows, best.tolist(), logprobs.tolist(), limits, stop_at_newline)
+            best, alive = take_best(model, logits, out, batch.rows, limits, stop_at_newline)
             for i in range(len(batch.rows)):
                 if i not in alive:
                     observer.on_end(i, batch)
             if not alive:
                 break
-            best = _compact(model, batch, alive, best)
-            batch.mask = torch.cat([batch.mask, torch.ones_like(batch.mask[:, :1])], dim=1)
-            pending = best[:, None]
+            pending = next_step(model, batch, alive, best)
     return out
 
 
-def _compact(model: Model, batch: Batch, alive: list[int], best: Tensor) -> Tensor:
-    """Drop the rows that ended, from the batch and its cache."""
-    if len(alive) == len(batch.rows):
-        return best
-    keep = torch.tensor(alive, device=batch.mask.device)
-    batch.cache = model.backend.select_rows(batch.cache, keep)
-    batch.mask = batch.mask[keep]
-    batch.rows = [batch.rows[i] for i in alive]
-    return best[keep]
+def answer_limits(model: Model, lengths: Sequence[int], max_new_tokens: int) -> list[int]:
+    """Longest answer of each prompt: each has its own end of context, or a long one would cut a short one's answer."""
+    return [min(max_new_tokens, model.spec.n_ctx - length + 1) for length in lengths]
 
 
-def _take(model: Model, out: list[Decoded], rows: list[int], best: list[int], logprobs: list[float],
-          limits: list[int], stop_at_newline: bool) -> list[int]:  # fmt: skip
-    """Record one step for every live row; returns the live rows that go on."""
+def next_step(model: Model, batch: Batch, alive: list[int], best: Tensor) -> Tensor:
+    """Drop the rows that ended, from the batch and its cache, and make room for a token; returns it ``[row 1]``."""
+    if len(alive) < len(batch.rows):
+        keep = torch.tensor(alive, device=batch.mask.device)
+        batch.cache = model.backend.select_rows(batch.cache, keep)
+        batch.mask, best = batch.mask[keep], best[keep]
+        batch.rows = [batch.rows[i] for i in alive]
+        if model.rows is not None:
+            model.rows[:] = [model.rows[i] for i in alive]
+    batch.mask = torch.cat([batch.mask, torch.ones_like(batch.mask[:, :1])], dim=1)
+    return best[:, None]
+
+
+def take_best(
+    model: Model, logits: Tensor, out: list[Decoded], rows: list[int], limits: list[int], stop_at_newline: bool
+) -> tuple[Tensor, list[int]]:
+    """Record the likeliest token of every live row; returns them ``[row]``, and the places of rows that go on.
+
+    Args:
+        model: The model.
+        logits: ``[row vocab]`` float32.
+        out: Answers, extended here.
+        rows: Which answer each live row is.
+        limits: Longest answer of each.
+        stop_at_newline: End before a token with a line break.
+    """
+    best = logits.argmax(-1)
+    logprobs = logits.log_softmax(-1).gather(-1, best[:, None]).squeeze(-1)
     alive = []
-    for i, (row, token, logprob) in enumerate(zip(rows, best, logprobs, strict=True)):
+    for i, (row, token, logprob) in enumerate(zip(rows, best.tolist(), logprobs.tolist(), strict=True)):
         done = out[row]
         done.steps += 1
         if token in model.stop_tokens:
@@ -166,7 +189,7 @@ def _take(model: Model, out: list[Decoded], rows: list[int], best: list[int], lo
             done.logprobs.append(logprob)
             if len(done.tokens) < limits[row]:
                 alive.append(i)
-    return alive
+    return best, alive
 
 
 def _check(model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int, padding: str, tail: int) -> None:

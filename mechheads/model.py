@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechheads.backends.base import Backend, HookFn, Norm
+from mechheads.backends.base import Backend, HookFn, Norm, Row
 from mechheads.errors import InvalidInput, MechheadsError, ModelRefused, UnknownName
 from mechheads.kernels_weights import VocabularyProducts
 from mechheads.provenance import content_hash
@@ -78,6 +78,9 @@ class Model:
         backend: The TransformerLens object behind it, through the back-end interface.
         verification: What ``verify`` measured last, or None.
         ablations: What the interventions now in force do: kind, site, heads, reference.
+        rows: What the rows of the batch now run are, or None; see ``running``.
+        row_listeners: Called with the rows before they are run.
+        site_effects: Whether hooks at an attention site change what the model runs on, where that was tried.
         lock: Held while hooks are in force and while the model decodes, so that threads take turns.
         vocabulary_products: ``W_U W_E`` and the like, kept while the weights stay as they are.
     """
@@ -97,6 +100,9 @@ class Model:
         self.verification: Verification | None = None
         self.ablations: list[dict[str, Any]] = []
         self.lock = threading.RLock()
+        self.rows: list[Row] | None = None
+        self.row_listeners: list[Callable[[list[Row]], None]] = []
+        self.site_effects: dict[str, bool] = {}
         self.vocabulary_products = VocabularyProducts()
         self._newline: dict[int, bool] = {}
 
@@ -346,10 +352,26 @@ class Model:
         with self.backend.hooks(pairs):
             yield
 
+    @contextmanager
+    def running(self, rows: list[Row]) -> Iterator[list[Row]]:
+        """Say which prompts the rows of the coming runs are, for interventions that differ by prompt or by row.
+
+        The list is the decoder's own: rows that end are taken out of it, tokens said are added to them.
+        """
+        before, self.rows = self.rows, None
+        try:
+            for listener in self.row_listeners:
+                listener(rows)
+            self.rows = rows
+            yield rows
+        finally:
+            self.rows = before
+
     def logits(self, tokens: Sequence[int]) -> Float[Tensor, "pos vocab"]:
         """Logits at every position of one prompt, without cache, on the hooked model."""
         batch = torch.tensor([list(tokens)], device=self.backend.device)
-        return self.backend.run(batch, torch.ones_like(batch), None, last_only=False)[0]
+        with self.running([Row(tuple(tokens))]):
+            return self.backend.run(batch, torch.ones_like(batch), None, last_only=False)[0]
 
     def verify(self, *, tolerance: float = 1e-5) -> Verification:
         """Measure the identities that scores rest on; see ``mechheads.verify``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 HookFn = Callable[[Tensor], Tensor | None]
 
-SITES = {"z": "attn.hook_z", "q": "attn.hook_q", "pattern": "attn.hook_pattern"}
+SITES = {
+    "z": "attn.hook_z",
+    "q": "attn.hook_q",
+    "pattern": "attn.hook_pattern",
+    "attn_scores": "attn.hook_attn_scores",
+}
 QKV = ("W_Q", "W_K", "W_V", "b_Q", "b_K", "b_V")
 
 
@@ -34,6 +39,36 @@ def frozen(*modules: nn.Module) -> Iterator[None]:
     finally:
         for parameter in learning.values():
             parameter.requires_grad_(True)
+
+
+@dataclass
+class Row:
+    """What one row of a batch is, for interventions that differ from prompt to prompt or from row to row.
+
+    Attributes:
+        prompt: Token ids of the whole prompt, also while only a part of it has been run.
+        said: Tokens put behind the prompt so far; the decoder adds to them.
+        which: Which of several sets of interventions acts in this row.
+    """
+
+    prompt: tuple[int, ...]
+    said: list[int] = field(default_factory=list)
+    which: int = 0
+
+
+@dataclass(frozen=True)
+class Running:
+    """The run a back end is in, for hooks that need to know where their tensors stand.
+
+    Attributes:
+        mask: ``[row total]``, 1 at real tokens, over cached positions and those now run; one row may stand for all.
+        n_new: Positions run now: the last of them.
+        cache: The cache, or None.
+    """
+
+    mask: Tensor
+    n_new: int
+    cache: Any
 
 
 @dataclass(frozen=True)
@@ -69,6 +104,8 @@ class Backend(Protocol):
     """How the rest of mechheads talks to a TransformerLens model.
 
     Tensors follow TransformerLens' layout: ``q z [batch pos head d_head]``, ``pattern [batch head query key]``.
+    ``running`` is set while ``run`` runs. ``splits_rows``: a hook may put more rows behind the residual stream's than
+    there were, and the layers from there on run them all.
     """
 
     kind: str
@@ -81,6 +118,8 @@ class Backend(Protocol):
     twin: Any
     logit_softcap: float | None
     score_softcap: float | None
+    running: Running | None
+    splits_rows: bool
 
     @property
     def weights(self) -> str:
@@ -135,6 +174,18 @@ class Backend(Protocol):
 
         A hook that turns one row into several at a layer's ``z`` lets the layers up to there run only once.
         """
+        ...
+
+    def fan_out(self, cache: Any, rows: Sequence[int]) -> Any:
+        """A copy in which layer i has ``rows[i]`` rows: those it has, then copies of its first."""
+        ...
+
+    def join(self, caches: Sequence[Any]) -> Any:
+        """One cache of all rows of several, the shorter ones padded on the left."""
+        ...
+
+    def crop(self, cache: Any, length: int) -> Any:
+        """The cache with its first ``length`` positions alone; the one given may not be used any more."""
         ...
 
     def cached_kv(self, cache: Any, layer: int) -> tuple[Tensor, Tensor]:

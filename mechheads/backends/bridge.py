@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from mechheads.backends.base import QKV, HookFn, Norm, Shape, frozen, has_global_hooks
+from mechheads.backends.base import QKV, HookFn, Norm, Running, Shape, frozen, has_global_hooks
 from mechheads.backends.twin import Twin, build_twin, foreign_hooks
 from mechheads.errors import InvalidInput, ModelRefused
 from mechheads.provenance import content_hash
@@ -31,6 +32,7 @@ class BridgeBackend:
     """
 
     kind = "TransformerBridge"
+    splits_rows = True
 
     def __init__(self, bridge: Any, tokenizer: Any = None, *, fresh: bool = False):
         self.bridge = bridge
@@ -56,6 +58,7 @@ class BridgeBackend:
         self.flat_qk_norm = self._has_flat_qk_norm()
         self._own_hooks = foreign_hooks(bridge) if fresh else 0
         self.twin: Twin | None = build_twin(bridge)
+        self.running: Running | None = None
 
     def _refuse_unusable_layout(self) -> None:
         """Refuse what TransformerLens cannot run with caches, or what has no attention to take apart."""
@@ -139,7 +142,11 @@ class BridgeBackend:
         kwargs: dict[str, Any] = {"attention_mask": mask, **extra}
         if cache is not None:
             kwargs |= {"past_key_values": cache, "use_cache": True}
-        logits = self.bridge(tokens, return_type="logits", **kwargs)
+        self.running = Running(mask, tokens.shape[1], cache)
+        try:
+            logits = self.bridge(tokens, return_type="logits", **kwargs)
+        finally:
+            self.running = None
         return logits[:, -1:] if last_only else logits
 
     def _refuse_training_mode(self) -> None:
@@ -185,6 +192,35 @@ class BridgeBackend:
             k, v = self.cached_kv(cache, layer)
             out.update(k.expand(n, -1, -1, -1), v.expand(n, -1, -1, -1), layer)
         return out
+
+    def fan_out(self, cache: DynamicCache, rows: Sequence[int]) -> DynamicCache:
+        """See ``Backend.fan_out``."""
+        out = self.new_cache(max(rows))
+        for layer, n in enumerate(rows):
+            k, v = self.cached_kv(cache, layer)
+            out.update(_more_rows(k, n), _more_rows(v, n), layer)
+        return out
+
+    def join(self, caches: Sequence[DynamicCache]) -> DynamicCache:
+        """See ``Backend.join``."""
+        if len(caches) == 1:
+            return caches[0]
+        out = self.new_cache(0)
+        for layer in range(self.shape.n_layers):
+            pairs = [self.cached_kv(cache, layer) for cache in caches]
+            width = max(k.shape[2] for k, _ in pairs)
+            k, v = (
+                torch.cat([F.pad(t, (0, 0, width - t.shape[2], 0)) for t in some]) for some in zip(*pairs, strict=True)
+            )
+            out.update(k, v, layer)
+        return out
+
+    def crop(self, cache: DynamicCache, length: int) -> DynamicCache:
+        """See ``Backend.crop``; what ``DynamicCache.crop`` is given has changed its meaning between versions."""
+        for layer in range(self.shape.n_layers):
+            entry: Any = cache.layers[layer]
+            entry.keys, entry.values = entry.keys[:, :, :length], entry.values[:, :, :length]
+        return cache
 
     def cached_kv(self, cache: DynamicCache, layer: int) -> tuple[Tensor, Tensor]:
         """Keys (rotated) and values of a layer."""
@@ -359,6 +395,11 @@ class BridgeBackend:
         eos = getattr(generation, "eos_token_id", None)
         found += list(eos) if isinstance(eos, (list, tuple)) else [eos]
         return frozenset(int(t) for t in found if t is not None and 0 <= t < self.shape.d_vocab)
+
+
+def _more_rows(t: Tensor, rows: int) -> Tensor:
+    """The rows of a tensor, then copies of its first up to a number."""
+    return torch.cat([t, t[:1].expand(rows - len(t), *t.shape[1:])])
 
 
 def _norm(module: Any) -> Norm:

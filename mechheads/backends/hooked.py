@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechheads.backends.base import QKV, HookFn, Norm, Shape, frozen, has_global_hooks
+from mechheads.backends.base import QKV, HookFn, Norm, Running, Shape, frozen, has_global_hooks
 from mechheads.errors import ModelRefused
 
 # Post-norm architectures whose attention output norm carries the pre-norm's name in HookedTransformer.
@@ -29,6 +29,7 @@ class HookedBackend:
 
     kind = "HookedTransformer"
     twin = None
+    splits_rows = False  # its cache has one number of rows for all layers
 
     def __init__(self, model: Any, cache_class: Any, tokenizer: Any = None):
         self.model = model
@@ -54,6 +55,7 @@ class HookedBackend:
         self.logit_softcap = _positive(getattr(cfg, "output_logits_soft_cap", None))
         self.score_softcap = _positive(getattr(cfg, "attn_scores_soft_cap", None))
         self.flat_qk_norm = self.architecture in _POST_NORM_IS_LN1
+        self.running: Running | None = None
 
     @property
     def weights(self) -> str:
@@ -95,7 +97,11 @@ class HookedBackend:
         kwargs: dict[str, Any] = {"attention_mask": mask}
         if cache is not None:
             kwargs = {"attention_mask": mask[:, -tokens.shape[1] :], "past_kv_cache": cache}
-        logits = self.model(tokens, return_type="logits", **kwargs)
+        self.running = Running(mask, tokens.shape[1], cache)
+        try:
+            logits = self.model(tokens, return_type="logits", **kwargs)
+        finally:
+            self.running = None
         return logits[:, -1:] if last_only else logits
 
     def fast_prefill(self) -> bool:
@@ -129,6 +135,39 @@ class HookedBackend:
             mine.past_keys = theirs.past_keys.expand(n, -1, -1, -1).clone()
             mine.past_values = theirs.past_values.expand(n, -1, -1, -1).clone()
         return out
+
+    def fan_out(self, cache: Any, rows: Sequence[int]) -> Any:
+        """See ``Backend.fan_out``; the mask has as many rows as the layer with most."""
+        out = self.new_cache(max(rows))
+        mask = cache.previous_attention_mask
+        out.previous_attention_mask = torch.cat([mask, mask[:1].expand(max(rows) - len(mask), -1)])
+        for n, mine, theirs in zip(rows, out.entries, cache.entries, strict=True):
+            mine.past_keys = _more_rows(theirs.past_keys, n)
+            mine.past_values = _more_rows(theirs.past_values, n)
+        return out
+
+    def join(self, caches: Sequence[Any]) -> Any:
+        """See ``Backend.join``."""
+        if len(caches) == 1:
+            return caches[0]
+        width = max(cache.previous_attention_mask.shape[1] for cache in caches)
+
+        def padded(t: Tensor) -> Tensor:  # position is the second axis of keys, values and mask
+            return torch.cat([t.new_zeros(len(t), width - t.shape[1], *t.shape[2:]), t], dim=1)
+
+        out = self.new_cache(sum(len(cache.previous_attention_mask) for cache in caches))
+        out.previous_attention_mask = torch.cat([padded(cache.previous_attention_mask) for cache in caches])
+        for layer, mine in enumerate(out.entries):
+            mine.past_keys = torch.cat([padded(cache[layer].past_keys) for cache in caches])
+            mine.past_values = torch.cat([padded(cache[layer].past_values) for cache in caches])
+        return out
+
+    def crop(self, cache: Any, length: int) -> Any:
+        """See ``Backend.crop``."""
+        cache.previous_attention_mask = cache.previous_attention_mask[:, :length]
+        for entry in cache.entries:
+            entry.past_keys, entry.past_values = entry.past_keys[:, :length], entry.past_values[:, :length]
+        return cache
 
     def cached_kv(self, cache: Any, layer: int) -> tuple[Tensor, Tensor]:
         """Keys (not rotated here) and values of a layer."""
@@ -245,6 +284,11 @@ class HookedBackend:
         """The tokenizer's end token."""
         eos = getattr(self.tokenizer, "eos_token_id", None)
         return frozenset() if eos is None else frozenset([int(eos)])
+
+
+def _more_rows(t: Tensor, rows: int) -> Tensor:
+    """The rows of a tensor, then copies of its first up to a number."""
+    return torch.cat([t, t[:1].expand(rows - len(t), *t.shape[1:])])
 
 
 def _positive(value: Any) -> float | None:
