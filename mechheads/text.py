@@ -6,6 +6,7 @@ import itertools
 import re
 import string
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -119,6 +120,53 @@ def exact_match(prediction: str, gold: str) -> bool:
     wanted = normalise(gold)
     # An answer of punctuation alone is compared as it stands.
     return normalise(prediction) == wanted if wanted else prediction.strip() == gold.strip()
+
+
+def answer_f1(prediction: str, gold: str, *, cjk: bool = True) -> float:
+    """Harmonic mean of precision and recall over words (the F1 of SQuAD and MuSiQue), 0 to 1.
+
+    Words are those of ``normalise``, so case, punctuation and articles do not count. With ``c`` the words that both
+    have, each as often as in the text that has fewer, ``precision = c / words in prediction``,
+    ``recall = c / words in gold`` and ``F1 = 2 * precision * recall / (precision + recall)``; 0 where ``c`` is 0. An
+    answer of punctuation alone has no words and is compared as it stands.
+
+    Args:
+        prediction: What the model said.
+        gold: What it should have said.
+        cjk: Count each character of Chinese, Japanese and Korean as a word, since no spaces part them.
+
+    Raises:
+        InvalidInput: If the gold answer is empty.
+    """
+    if not gold.strip():
+        raise InvalidInput(f"the gold answer is {gold!r}; give the text that was to be found.")
+    said, wanted = (Counter(_words(text, cjk)) for text in (prediction, gold))
+    if not wanted:
+        return float(prediction.strip() == gold.strip())
+    common = (said & wanted).total()
+    return 2 * common / (said.total() + wanted.total())  # the harmonic mean, without dividing by zero
+
+
+def _words(text: str, cjk: bool) -> list[str]:
+    """The words of a text after ``normalise``, each CJK character one of them if asked."""
+    plain = normalise(text)
+    return (_CJK.sub(lambda m: f" {m[0]} ", plain) if cjk else plain).split()
+
+
+def best_over(measure: Callable[[str, str], float], prediction: str, golds: Sequence[str]) -> float:
+    """The best a prediction gets over several forms of the gold answer.
+
+    Args:
+        measure: ``(prediction, gold)`` to a number that is higher if better, such as ``answer_f1``.
+        prediction: What the model said.
+        golds: The gold answer and its aliases.
+
+    Raises:
+        InvalidInput: If there is no gold answer, or the measure refuses one.
+    """
+    if not golds:
+        raise InvalidInput("there is no gold answer; give at least one text that was to be found.")
+    return max(float(measure(prediction, gold)) for gold in golds)
 
 
 def contains_answer(prediction: str, gold: str) -> bool:

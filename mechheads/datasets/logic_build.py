@@ -14,7 +14,15 @@ from mechheads.datasets.logic import build_trials
 from mechheads.datasets.logic_prompts import TemplateSource
 from mechheads.datasets.logic_prontoqa import prontoqa_file
 from mechheads.datasets.logic_questions import TRUE_FALSE, LogicQuestion
-from mechheads.datasets.logic_worlds import RULES, Claim, World, check_world, least_depth, make_world
+from mechheads.datasets.logic_worlds import (
+    MAX_DEPTH,
+    RULES,
+    Claim,
+    World,
+    check_world,
+    least_depth,
+    make_world,
+)
 from mechheads.datasets.sources import Source
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.trials import Encoder, TrialSet
@@ -42,7 +50,8 @@ def prontoqa(
     Our worlds are described in ``mechheads.datasets.logic_worlds``. Label, distractors and every pair of rule and depth
     come equally often, and so does every cell of these, to within one where ``n`` is no multiple; statements with and
     without "not" take turns in each cell (rules with compound statements have one wording alone). Composed rules begin
-    at depth 2, so with depth 1 among the depths they have one depth fewer. No world comes twice.
+    at depth 2, so with depth 1 among the depths they have one depth fewer. No world comes twice. Ids and groups name
+    the seed (``prontoqa-SEED-NUMBER``, ``world SEED-NUMBER``), so that sets of different seeds can be joined.
 
     A file is a list of ``{id, context, question, options, answer, explanation}``, the statement following the question
     mark of ``question``; depth is the number of steps of ``explanation``, distractors are the premises besides its own.
@@ -102,8 +111,7 @@ def world_questions(
     check_common(n, seed, None)
     names, depths, numbers = _rules(rules), _several(depth, "depth"), _several(distractors, "distractors")
     pairs = [(rule, d) for rule in names for d in depths if d >= least_depth(rule)]
-    if missing := sorted(set(depths) - {d for _, d in pairs}) or sorted(set(names) - {rule for rule, _ in pairs}):
-        raise InvalidInput(f"no world has {missing[0]!r} with rules={list(names)} and depth={list(depths)}.")
+    _check_depths(names, depths, pairs)
     for (rule, d), k in itertools.product(pairs, numbers):
         check_world(rule, d, k)
     if claims_per_world not in (1, 2, 4) or n % claims_per_world:
@@ -120,7 +128,7 @@ def world_questions(
             world = make_world(rng, rule=cell[0], depth=cell[1], distractors=cell[2])
         seen.add(frozenset(world.premises))
         for claim in _claims(world, cell, claims_per_world, used, rng):
-            made.append(_question(f"prontoqa-{len(made):04d}", f"world {len(seen)}", world, claim))
+            made.append(_question(f"prontoqa-{seed}-{len(made):04d}", f"world {seed}-{len(seen)}", world, claim))
     return made
 
 
@@ -132,6 +140,27 @@ def _several(value: int | Sequence[int], what: str) -> tuple[int, ...]:
     if len(set(values)) < len(values):
         raise InvalidInput(f"{what}={value!r} names a number twice.")
     return values
+
+
+def _check_depths(names: Sequence[str], depths: Sequence[int], pairs: Sequence[tuple[str, int]]) -> None:
+    """Refuse depths that no rule can have, and rules without any of the depths."""
+    for d in sorted(depths):
+        if not 1 <= d <= MAX_DEPTH:
+            raise InvalidInput(
+                f"depth is {d}; it counts inference steps, 1 to {MAX_DEPTH}: give one of these or several, such as "
+                "depth=(1, 2, 3)."
+            )
+        if d not in {depth for _, depth in pairs}:
+            raise InvalidInput(
+                f"depth is {d}, but worlds of {', '.join(names)} begin at depth {min(map(least_depth, names))}: leave "
+                "it out, or add a rule that begins earlier, such as 'modus_ponens'."
+            )
+    for name in names:
+        if name not in {rule for rule, _ in pairs}:
+            raise InvalidInput(
+                f"worlds of {name!r} begin at depth {least_depth(name)}, but depth is {list(depths)}: leave the rule "
+                f"out, or add a depth of {least_depth(name)} to {MAX_DEPTH}."
+            )
 
 
 def _rules(rules: str | Sequence[str]) -> tuple[str, ...]:

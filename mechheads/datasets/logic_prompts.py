@@ -240,8 +240,14 @@ def make_trial(
     ``template`` (name), ``layout`` (the template itself), ``wording``, ``verdicts`` (the question's candidates).
 
     Raises:
-        InvalidInput: If the prompt with its longest candidate does not fit the model, naming the question.
+        InvalidInput: If the prompt with its longest candidate does not fit the model, naming the question, or the model
+            is none (its name, say).
     """
+    if isinstance(model, str) or not isinstance(model, Encoder):
+        raise InvalidInput(
+            f"model is {model!r}, a {type(model).__name__}; trials need its tokenizer, so load it first: "
+            "mh.load('nano-logic')."
+        )
     prompt = template.fill(question)
     encoding = model.encode(prompt.text, chat=template.chat)
     base = encoding.text.find(prompt.text)

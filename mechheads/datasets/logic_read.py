@@ -128,19 +128,21 @@ def _read_path(path: Path, source: str, what: str, cp1252: bool) -> Rows:
         raise InvalidInput(f"{source} of {what} does not exist; check the path.")
     rows, recoded = [], []
     for file, name, where in named:
-        text, changed = _text(file, where, cp1252)
+        text, changed = _text(file, where, what, cp1252)
         recoded += [name] if changed else []
-        values, unit = _values(text, where, file.suffix.lower() in _LINES)
+        values, unit = _values(text, where, what, file.suffix.lower() in _LINES)
         rows += _rows(values, where, unit, name)
     return _made(rows, source, tuple(recoded))
 
 
-def _text(file: Path, where: str, cp1252: bool) -> tuple[str, bool]:
+def _text(file: Path, where: str, what: str, cp1252: bool) -> tuple[str, bool]:
     """Text of a file, and whether it was not UTF-8."""
     try:
         raw = file.read_bytes()
     except OSError as error:
         raise InvalidInput(f"{where} cannot be read: {error}") from error
+    if b"\0" in raw:  # as in pictures, tables and archives; cp1252 would read it
+        raise InvalidInput(f"{where} is no UTF-8 text (it holds zero bytes). {_expected(what)}")
     try:
         return raw.decode("utf-8-sig"), False
     except UnicodeDecodeError as error:
@@ -149,10 +151,16 @@ def _text(file: Path, where: str, cp1252: bool) -> tuple[str, bool]:
                 return raw.decode("cp1252"), True
         except UnicodeDecodeError:
             pass  # neither: said below
-        raise InvalidInput(f"{where} is not UTF-8 (byte {error.start}: {error.reason}); save it as UTF-8.") from error
+        raise InvalidInput(
+            f"{where} is not UTF-8 (byte {error.start}: {error.reason}); save it as UTF-8. {_expected(what)}"
+        ) from error
 
 
-def _values(text: str, where: str, lines: bool) -> tuple[list[Any], str]:
+def _expected(what: str) -> str:
+    return f"{what} is read from a JSON or JSON Lines file, one question an object."
+
+
+def _values(text: str, where: str, what: str, lines: bool) -> tuple[list[Any], str]:
     """The values of a file: a list's entries, one object, or one value a line; and what each is called."""
     if not text.strip():
         raise InvalidInput(f"{where} is empty.")
@@ -162,7 +170,7 @@ def _values(text: str, where: str, lines: bool) -> tuple[list[Any], str]:
             return (data, "entry") if isinstance(data, list) else ([data], "entry")
         except ValueError as error:
             if "\n{" not in text.strip():  # not one object a line either
-                raise InvalidInput(f"{where} is not JSON: {error}.") from error
+                raise InvalidInput(f"{where} is not JSON: {error}. {_expected(what)}") from error
     out: list[Any] = []
     for number, line in enumerate(text.split("\n"), 1):  # not splitlines(): JSON allows U+2028 inside texts
         try:
