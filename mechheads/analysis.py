@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, overload
+
+import numpy as np
 
 from mechheads.agreement import Agreement, agreement
 from mechheads.candidate_runner import CandidateJob, CandidateOptions, candidate_key, score_candidates
@@ -25,7 +27,7 @@ from mechheads.scores import HeadScores, SweepResult
 from mechheads.store import Store
 from mechheads.sweep import RandomHeads, run_sweep
 from mechheads.tables import Job
-from mechheads.trials import Trial, TrialSet
+from mechheads.trials import Span, Trial, TrialSet
 from mechheads.verdicts import Evaluation, evaluate, offsets
 
 
@@ -190,15 +192,93 @@ class CircuitAnalysis:
             )
         taken = None if calibration is None else offsets(calibration, offset)
         scores = self.score("qk", trials, rotary=rotary, batch_size=batch_size)
-        return evaluate(scores, heads, by=by, inverse=inverse, offset=taken, seed=seed)
+        return evaluate(scores, heads, by=by, inverse=inverse, offset=taken, calibration=calibration, seed=seed)
 
-    def pruning_check(self, heads: Any, trials: Trial | Sequence[Trial], **options: Any) -> SweepResult:
-        """The K best heads pruned against K random ones; see ``mechheads.pruning.run_pruning`` for the options."""
-        return run_pruning(self.model, heads, trials, **{"progress": self.progress, **options})
+    def pruning_check(
+        self,
+        heads: Any,
+        trials: Trial | Sequence[Trial],
+        *,
+        k: int | float | Sequence[int | float] = (10, 20),
+        draws: int = 7,
+        seed: int = 0,
+        match_layers: bool = False,
+        intervention: Intervention | None = None,
+        batch_size: int = 8,
+        progress: bool | None = None,
+    ) -> SweepResult:
+        """The K best heads pruned against K random ones; more on it at ``mechheads.pruning.run_pruning``.
 
-    def premise_ablation(self, trials: Trial | Sequence[Trial], **options: Any) -> PremiseAblation:
-        """Premises taken away, and whether verdicts move; see ``mechheads.premises.run_premises`` for the options."""
-        return run_premises(self.model, trials, **{"progress": self.progress, **options})
+        Args:
+            heads: Heads, best first, such as ``qk.select(20)``.
+            trials: Questions that the heads were not chosen on, such as ``logic.split("test")``.
+            k: How many heads to prune: whole numbers, or fractions of all heads, such as ``(0.1, 0.2)``.
+            draws: Random head sets for each K; none holds one of the best ``max(k)``.
+            seed: Seed of the draws.
+            match_layers: Draw as many heads in each layer as the best K have there.
+            intervention: Another one than ``mh.zero_ablation()``, without heads.
+            batch_size: Questions run together.
+            progress: Show a bar; None is as this analysis was made.
+
+        Returns:
+            Accuracy (``choice_accuracy``) and probability (``label_probability``) of the right candidate, 0 to 1, by
+            trial, for the rankings ``"best"`` and ``"random"``.
+
+        Raises:
+            InvalidInput: If K, heads, trials or the intervention cannot be used; see ``run_pruning``.
+        """
+        return run_pruning(
+            self.model, heads, trials, k=k, draws=draws, seed=seed, match_layers=match_layers,
+            intervention=intervention, batch_size=batch_size,
+            progress=self.progress if progress is None else progress,
+        )  # fmt: skip
+
+    def premise_ablation(
+        self,
+        trials: Trial | Sequence[Trial],
+        *,
+        heads: Any = None,
+        inverse: Any = (),
+        offset: np.ndarray | None = None,
+        qk: CandidateScores | None = None,
+        rounds: int = 3,
+        arms: str | Sequence[str] | None = None,
+        replace: str = "remove",
+        seed: int = 0,
+        batch_size: int = 8,
+        rebuild: Callable[..., Trial] | None = None,
+        locate: Callable[[Model, Trial], Sequence[Span]] | None = None,
+        progress: bool | None = None,
+    ) -> PremiseAblation:
+        """Premises taken away, and whether verdicts move; more on it at ``mechheads.premises.run_premises``.
+
+        Args:
+            trials: Questions with ``meta["premises"]`` and, where known, ``meta["proof"]``.
+            heads: QK heads, for the arm ``best heads`` and for QK verdicts.
+            inverse: Heads among them whose sign is turned.
+            offset: Calibration offset ``[candidate layer head]`` for the QK verdict, or None.
+            qk: QK-scores of these trials; scored anew if None.
+            rounds: Most premises removed from one question.
+            arms: Of ``gold``, ``best heads``, ``model``, ``random``, ``random any``; None for all that can be run.
+            replace: ``"remove"``, or ``"distractor"`` to put a sentence about other words in a premise's place.
+            seed: Seed of every order and of the sentences put in.
+            batch_size: Prompts run together.
+            rebuild: Makes a question with some premises only, for trials not of our logic data sets.
+            locate: Token spans of a trial's premises, likewise.
+            progress: Show a bar; None is as this analysis was made.
+
+        Returns:
+            Every run; rates (0 to 1), movements of log-odds (nats) and cost ratios are derived from them.
+
+        Raises:
+            UnknownName: For an unknown arm or way to replace.
+            InvalidInput: If a trial has no premises, or an option cannot be used; see ``run_premises``.
+        """
+        return run_premises(
+            self.model, trials, heads=heads, inverse=inverse, offset=offset, qk=qk, rounds=rounds, arms=arms,
+            replace=replace, seed=seed, batch_size=batch_size, rebuild=rebuild, locate=locate,
+            progress=self.progress if progress is None else progress,
+        )  # fmt: skip
 
     def projections(
         self, trials: Trial | Sequence[Trial], *, method: str = "locos", lens: Any = None, **options: Any

@@ -82,8 +82,12 @@ def score_candidates(
         read_question(model, trial)
     described = model.describe()
     out: dict[str, CandidateScores] = {}
-    for rotary in sorted({bool(j.options.get("rotary", True)) for j in jobs}, reverse=True):
-        some = [j for j in jobs if bool(j.options.get("rotary", True)) == rotary]
+    for job in jobs:
+        for name in ("rotary", "scaled"):
+            if not isinstance(value := job.options.get(name, True), bool):
+                raise InvalidInput(f"{name} is {value!r}; give True or False.")
+    for rotary in sorted({j.options.get("rotary", True) for j in jobs}, reverse=True):
+        some = [j for j in jobs if j.options.get("rotary", True) == rotary]
         try:
             out |= _score(model, some, trials, described, run, rotary=rotary, progress=progress)
         except MechheadsError as error:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechheads.backends.base import HookFn
+from mechheads.backends.base import HookFn, Row
 from mechheads.decode import PADDINGS, check_right_padding, pad
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.model import Model
@@ -109,7 +109,8 @@ def read_question(model: Model, trial: Trial) -> Question:
 
     Raises:
         UnknownName: If it has no ``statement`` span.
-        InvalidInput: If it has fewer than two candidates, no label, or candidates that cannot be told apart.
+        InvalidInput: If it has fewer than two candidates, no label, candidates that cannot be told apart, or one that
+            the tokenizer does not know.
     """
     me = f"trial {trial.id!r}"
     model.check_tokens(trial.tokens, what=me)
@@ -149,6 +150,7 @@ def _tokens_of(model: Model, trial: Trial, me: str) -> tuple[tuple[int, ...], ..
     given = trial.meta.get("candidate_tokens")
     if given is None:
         tokens = [candidate_tokens(model, text) for text in trial.candidates]
+        _check_known(model, trial, tokens, me)
     elif len(given) != len(trial.candidates):
         raise InvalidInput(
             f"{me}: meta['candidate_tokens'] has {len(given)} entries for {len(trial.candidates)} candidates."
@@ -160,6 +162,20 @@ def _tokens_of(model: Model, trial: Trial, me: str) -> tuple[tuple[int, ...], ..
             raise InvalidInput(f"{me}: the candidate {text!r} has no tokens; give text that the tokenizer keeps.")
         model.check_tokens(one, what=f"the candidate {text!r} of {me}")
     return tuple(tuple(one) for one in tokens)
+
+
+def _check_known(model: Model, trial: Trial, tokens: Sequence[Sequence[int]], me: str) -> None:
+    """Refuse a candidate that the tokenizer has no token for: it would be scored as any other unknown word."""
+    unknown, written = (getattr(model.tokenizer, name, None) for name in ("unk_token_id", "unk_token"))
+    if unknown is None:
+        return
+    for text, one in zip(trial.candidates, tokens, strict=True):
+        if unknown in one and str(written) not in text:
+            raise InvalidInput(
+                f"{me}: the candidate {text!r} holds what the tokenizer of {model.spec.name!r} does not know (its "
+                f"tokens {list(one)} hold {written!r}); give candidates in its vocabulary, or ids in "
+                "meta['candidate_tokens']."
+            )
 
 
 def _places(trial: Trial, statement: int, me: str) -> tuple[int, ...] | None:
@@ -214,10 +230,12 @@ def capture_candidates(
 
     Raises:
         UnknownName: For an unknown padding side, or a trial without a statement.
-        InvalidInput: For trials that cannot be run.
+        InvalidInput: For trials that cannot be run, or a ``rotary`` that is neither True nor False.
     """
     if padding not in PADDINGS:
         raise UnknownName("padding side", padding, PADDINGS)
+    if not isinstance(rotary, bool):
+        raise InvalidInput(f"rotary is {rotary!r}; give True (as the model multiplies them) or False.")
     questions = [read_question(model, trial) for trial in trials]
     found = [_Found([{} for _ in range(model.spec.n_layers)]) for _ in questions]
     with model.lock:
@@ -310,7 +328,8 @@ def _prefilled(model: Model, questions: Sequence[Question], rotary: bool, paddin
     if padding == "right":
         check_right_padding(model, [q.trial.tokens for q in questions], tail)
     tokens, mask = pad([q.trial.tokens[:-tail] for q in questions], padding, backend.device)
-    return _Start(tail, mask, backend.prefill(tokens, mask), padding)
+    with model.running([Row(tuple(q.trial.tokens)) for q in questions]):
+        return _Start(tail, mask, backend.prefill(tokens, mask), padding)
 
 
 def _rows(questions: Sequence[Question]) -> list[list[_Row]]:
@@ -345,7 +364,8 @@ def _run_rows(
         cache = backend.select_rows(start.cache if last else backend.copy_cache(start.cache), index)
         mask = torch.cat([start.mask[index], torch.ones_like(pending)], dim=1)
     seen: dict[tuple[str, int], Tensor] = {}
-    with model.hooks(_hooks(model, seen, rotary) if queries else []):
+    running = [Row(tuple(questions[r.question].trial.tokens), list(r.extra)) for r in rows]
+    with model.running(running), model.hooks(_hooks(model, seen, rotary) if queries else []):
         logits = backend.run(pending, mask, cache, last_only=False)
     keys = _Keys(model, seen, cache, pending.shape[1], rotary)
     for i, row in enumerate(rows):

@@ -22,7 +22,7 @@ from mechheads.cli_common import (
     rich_table,
     sayer,
 )
-from mechheads.errors import InvalidInput, UnknownName
+from mechheads.errors import InvalidInput, ResultFileError, UnknownName
 
 if TYPE_CHECKING:
     from mechheads.candidate_scores import CandidateScores
@@ -111,6 +111,7 @@ def select(
     by: Annotated[str, typer.Option(help="'accuracy' or 'auroc'.")] = "accuracy",
     offset: OffsetOption = "none",
     inverse: Annotated[bool, typer.Option("--inverse", help="The heads most reliably wrong instead.")] = False,
+    seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Choose the k best heads on the calibration questions, and say how they do on the others."""
@@ -120,7 +121,7 @@ def select(
     with reported_errors():
         found = CandidateScores.load(scores)
         heads = found.select(k, split="calibration" if found.splits else None, by=by, offset=offset, inverse=inverse)
-        judged = found.judge(offset=offset)
+        judged = found.judge(offset=offset, seed=seed)
         frame = judged.frame().set_index("label").loc[heads.labels].reset_index()
         shown = frame[["label", "accuracy_calibration", "accuracy", "ci_low", "ci_high", "auroc", "p", "p_inverse"]]
         say(rich_table(shown, f"The {k} heads chosen, and held-out questions"))
@@ -156,8 +157,9 @@ def evaluate(
         calibration, test = found.split("calibration"), found.split("test")
         chosen = heads or calibration.select(k, split=None, offset=offset)
         result = evaluate_heads(
-            test, chosen, by=by, inverse=inverse or (), offset=offsets(calibration, offset), seed=seed
-        )
+            test, chosen, by=by, inverse=inverse or (), offset=offsets(calibration, offset), calibration=calibration,
+            seed=seed,
+        )  # fmt: skip
         columns = ["by", "value", "scorer", "n", "accuracy", "ci_low", "ci_high", "difference", "p_holm"]
         say(rich_table(result.frame()[columns], "Held-out accuracy, and the difference from the model's own output"))
         say(result.summary(), markup=False)
@@ -256,7 +258,7 @@ def logic_data(
 ) -> TrialSet:
     """Logic trials by the name the command line gives them."""
     from mechheads import datasets
-    from mechheads.trials import TrialSet, is_trial_file
+    from mechheads.trials import is_trial_file
 
     loader, _, path = name.partition(":")
     if name == "worlds":
@@ -270,10 +272,26 @@ def logic_data(
     if is_trial_file(name):
         if n is not None or template is not None:
             warnings.warn(f"{name} holds finished trials; --n and --template do not change them.", stacklevel=2)
-        return TrialSet.load(name)
+        return _finished(name)
     raise UnknownName(
         "data set", loader, ("worlds", *LOADERS), hint="Write LOADER:PATH, such as folio:data/folio.jsonl."
     )
+
+
+def _finished(name: str) -> TrialSet:
+    """Trials of a file, which must be one of ours."""
+    from mechheads.trials import TrialSet
+
+    try:
+        return TrialSet.load(name)
+    except ResultFileError as error:
+        cause = error.__cause__
+        if cause is None or isinstance(cause, OSError) or b"mechheads_trials" in Path(name).read_bytes()[:100]:
+            raise  # missing, not readable, or ours and damaged: that is said already
+        raise InvalidInput(
+            f"{name} is no file of finished trials. --data takes 'worlds', a file that TrialSet.save wrote, or, for a "
+            f"data set's own file, its loader as well: LOADER:PATH, such as folio:{name}."
+        ) from error
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

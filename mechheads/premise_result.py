@@ -341,7 +341,7 @@ class PremiseAblation:
             if row is not None:
                 parts.append(
                     f"Without {_TOLD[arm]}, verdicts move in {_told(row, 'flipped')} and the first verdict's log-odds "
-                    f"fall by {_told(row, 'drop')} nats (n = {row['n']})."
+                    f"{_moved(row)} nats (n = {row['n']})."
                 )
         if {"gold", "random"} <= set(self.arms):
             parts += self._difference_told()
@@ -416,6 +416,13 @@ _TOLD = {
 
 def _told(row: Any, measure: str) -> str:
     return str(Interval(row[measure], row[f"{measure}_low"], row[f"{measure}_high"], 0.95, int(row["n"])))
+
+
+def _moved(row: Any) -> str:
+    """Which way the log-odds went and how far; the interval goes with the direction named."""
+    if not row["drop"] < 0:
+        return f"fall by {_told(row, 'drop')}"
+    return f"rise by {Interval(-row['drop'], -row['drop_high'], -row['drop_low'], 0.95, int(row['n']))}"
 
 
 def _parts(cell: pd.DataFrame, by: str | None) -> list[tuple[str, pd.DataFrame]]:

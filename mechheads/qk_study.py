@@ -159,7 +159,7 @@ def run_qk(
     moved = None
     if len(sets) > 1:
         say("choosing heads on one data set and testing them on the others")
-        moved = transfer({n: s.scores for n, s in sets.items()}, k=options.k, seed=options.seed)
+        moved = transfer({n: s.scores for n, s in sets.items()}, k=options.k, offset=options.offset, seed=options.seed)
     summary = summarise(ca.model.describe(), sets, moved, options)
     summary["seconds"] = round(time.time() - started, 1)
     write_json(folder / "qk.json", summary)
@@ -203,7 +203,9 @@ def _study(
     judged.frame(options.alpha).to_csv(folder / f"{name}.heads.csv", index=False)
     heads, inverse = chosen_heads(judged, options)
     test = scores.split("test")
-    found = evaluate(test, heads, inverse=inverse, offset=judged.offset, seed=options.seed)
+    found = evaluate(
+        test, heads, inverse=inverse, offset=judged.offset, calibration=scores.split("calibration"), seed=options.seed
+    )
     notes: list[str] = []
     curve = _curve(scores, options, notes)
     doubted = None
@@ -237,7 +239,7 @@ def chosen_heads(judged: Judgement, options: QKOptions) -> tuple[HeadSet, HeadSe
 def _curve(scores: CandidateScores, options: QKOptions, notes: list[str]) -> LearningCurve | None:
     """The learning curve, where every candidate is right in some calibration question."""
     try:
-        return learning_curve(scores, k=1, seed=options.seed)
+        return learning_curve(scores, k=1, offset=options.offset, seed=options.seed)
     except InvalidInput as error:
         notes.append(f"No learning curve: {error}")
         return None

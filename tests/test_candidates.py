@@ -225,6 +225,12 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "one candidate": ({"candidates": (" w5",), "label": 0}, InvalidInput, "has 1 candidates and the label 0"),
     "no label": ({"label": None}, InvalidInput, "the label None"),
     "same tokens": ({"candidates": (" w5", "w5")}, InvalidInput, "are the same tokens"),
+    "an unknown word": (
+        {"candidates": (" w5", " perhaps")}, InvalidInput,
+        r"^trial 'bad': the candidate ' perhaps' holds what the tokenizer of '.*' does not know \(its tokens \[\d+\] "
+        r"hold '<unk>'\); give candidates in its vocabulary, or ids in meta\['candidate_tokens'\]\.$",
+    ),
+    "unknown in part": ({"candidates": (" w5 maybe", " w9")}, InvalidInput, "the candidate ' w5 maybe' holds what"),
     "no tokens": ({"candidates": (" w5", " ")}, InvalidInput, "the candidate ' ' has no tokens"),
     "before the statement": (
         {"spans": {"statement": (8, 10), "candidates": [(3, 4), (12, 13)]}}, InvalidInput, "position 3 stands before",
@@ -263,6 +269,30 @@ def test_given_token_ids_serve_without_text() -> None:
     )  # fmt: skip
     one = capture_candidates(tiny.shared("llama"), [trial])[0]
     assert one.tokens == ((5,), (7, 31))
+
+
+def test_the_unknown_token_may_be_named() -> None:
+    """By its own text, or by its id: then it is meant."""
+    model = tiny.shared("llama")
+    unknown = model.tokenizer.unk_token_id
+    fields: dict[str, Any] = {"id": "u", "tokens": tiny.prompt(20, seed=1), "spans": {"statement": (8, 10)}, "label": 0}
+    written = mh.Trial(**fields, candidates=(" w5", " <unk>"))
+    given = mh.Trial(**fields, candidates=(" w5", " perhaps"), meta={"candidate_tokens": [[5], [unknown]]})
+    for trial in (written, given):
+        assert read_question(model, trial).tokens == ((5,), (unknown,))
+
+
+@pytest.mark.parametrize("value", ["no", "false", 1, 0, None])
+def test_switches_are_true_or_false(value: Any, as_users_run: None) -> None:
+    ca = mh.CircuitAnalysis(tiny.shared("llama"))
+    for name in ("rotary", "scaled"):
+        for given in ({name: value}, {"qk": {name: value}}):
+            with pytest.raises(InvalidInput, match=rf"^{name} is {value!r}; give True or False\.$"):
+                ca.score("qk", QUESTIONS[:1], **given)
+    with pytest.raises(
+        InvalidInput, match=rf"^rotary is {value!r}; give True \(as the model multiplies them\) or False\.$"
+    ):
+        capture_candidates(ca.model, QUESTIONS[:1], rotary=value)
 
 
 def test_unknown_padding_is_refused() -> None:

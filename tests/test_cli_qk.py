@@ -137,10 +137,12 @@ def test_trials_from_a_file(run: Any, nano: mh.Model, tmp_path: Path) -> None:
         (["--by", "auroc"], {"k": 5, "by": "auroc"}),
         (["--offset", "median", "-k", 2], {"k": 2, "offset": "median"}),
         (["--inverse"], {"k": 5, "inverse": True}),
+        (["--seed", 3], {"k": 5, "seed": 3}),
     ],
 )
 def test_select(run: Any, scored: Path, flags: list[Any], options: dict[str, Any]) -> None:
     found = CandidateScores.load(scored)
+    seed = options.pop("seed", 0)
     with pytest.warns(UserWarning, match="32 calibration trials"):
         wanted = found.select(options.pop("k"), **options).labels
         plain = run("select", scored, *flags)
@@ -149,11 +151,15 @@ def test_select(run: Any, scored: Path, flags: list[Any], options: dict[str, Any
     assert plain.stdout.strip().splitlines()[-1] == " ".join(wanted)
     printed = json.loads(result.stdout)
     assert printed["heads"] == wanted == [row["label"] for row in printed["rows"]]
-    frame = found.judge(offset=options.get("offset", "none")).frame().set_index("label")
+    judged = found.judge(offset=options.get("offset", "none"), seed=seed)
+    frame = judged.frame().set_index("label")
     for row in printed["rows"]:
         assert row["accuracy"] == pytest.approx(frame.loc[row["label"], "accuracy"])
         assert row["p"] == pytest.approx(frame.loc[row["label"], "p"])
-    assert found.judge(offset=options.get("offset", "none")).verdict() in said(result)
+        assert row["ci_low"] == pytest.approx(frame.loc[row["label"], "ci_low"])
+    assert judged.verdict() in said(result)
+    if seed:
+        assert (abs(found.judge().frame()["ci_low"] - judged.frame()["ci_low"]) > 1e-4).any()
 
 
 def test_evaluate(run: Any, scored: Path) -> None:
@@ -180,11 +186,18 @@ def test_evaluate_takes_the_best_of_calibration_if_none_is_named(run: Any, score
 # -- report ------------------------------------------------------------------------------------------------------
 
 
+# To nano, which knows few of their words, many of these stories are one and the same.
+@pytest.mark.filterwarnings("ignore:.*of the 18 trials are calibration trials", "ignore:.*stand in both")
 def test_report(run: Any, nano: mh.Model, folio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
+    out, template = tmp_path / "out", tmp_path / "words.yaml"
+    # In words that nano knows; "unknown" is none of them.
+    template.write_text(
+        'text: "{context} claim: {statement}"\nwords: {"true": "true", "false": "false", "unknown": "open"}\n',
+        encoding="utf-8",
+    )
     flags = [
         "report", "-d", "worlds", "-d", f"folio:{folio}", "-o", out, "-k", 2, "--n", 36, "--depth", "1,2",
-        "--distractors", "0", "--template", "base", "--draws", 1, "--premise-questions", 2, "--offset", "none",
+        "--distractors", "0", "--template", template, "--draws", 1, "--premise-questions", 2, "--offset", "none",
         "--seed", 1, "--batch-size", 12,
     ]  # fmt: skip
     result = run(*flags, "--json")
@@ -250,7 +263,8 @@ def test_data_sets_are_named_after_loader_or_file_and_numbered() -> None:
         (["-d", "worlds", "-d", "worlds"], "2 data sets are named; score them one by one, or use"),
         (["--depth", "one"], "--depth is 'one'; write whole numbers with commas, such as 1,2,3."),
         (["--distractors", "0,,2"], "--distractors is '0,,2'; write whole numbers with commas, such as 1,2,3."),
-        (["--depth", "9"], "depth is 9; worlds of modus_ponens have 1 to 6 steps."),
+        (["--depth", "9"], "depth is 9; it counts inference steps, 1 to 6: give one of these or several"),
+        (["--depth", "0"], "depth is 0; it counts inference steps, 1 to 6: give one of these or several"),
         (["--distractors", "6"], "distractors is 6; worlds have 0 to 5."),
         (["--rules", "syllogism"], "unknown rule 'syllogism'"),
         (["--template", "poem"], "poem"),
@@ -263,6 +277,61 @@ def test_score_refuses(run: Any, tmp_path: Path, flags: list[str], message: str)
     result = run("score", "-o", tmp_path / "s.parquet", *flags)
     assert result.exit_code == 2 and message in said(result), said(result)
     assert not (tmp_path / "s.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("scores.parquet", b"PAR1\x15\x04\x90\x00"),
+        ("picture.png", b"\x89PNG\r\n\x1a\n\x00"),
+        ("table.csv", b"a,b\n1,2\n"),
+        ("latin.jsonl", b'{"context": "caf\xe9"}\n'),
+        ("rows.jsonl", b'{"context": "Mira is a baker."}\n'),
+        ("list.json", b"[1, 2]"),
+        ("empty.jsonl", b""),
+    ],
+)
+def test_files_that_are_no_trials(run: Any, tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    result = run("score", "-o", tmp_path / "s.parquet", "-d", path)
+    wanted = (
+        f"error: {path} is no file of finished trials. --data takes 'worlds', a file that TrialSet.save wrote, or, for "
+        f"a data set's own file, its loader as well: LOADER:PATH, such as folio:{path}."
+    )
+    assert (result.exit_code, said(result)) == (2, wanted)
+    assert not (tmp_path / "s.parquet").exists()
+
+
+def test_files_that_a_loader_cannot_read_are_told_what_it_reads(run: Any, tmp_path: Path) -> None:
+    expected = "FOLIO is read from a JSON or JSON Lines file, one question an object."
+    for name, content, wrong in (
+        ("scores.parquet", b"PAR1\x15\x04\x90\x00", "is no UTF-8 text (it holds zero bytes). "),
+        ("latin.json", b'["caf\xe9"]', "is not UTF-8 (byte 5: invalid continuation byte); save it as UTF-8. "),
+        ("table.csv", b"a,b\n1,2\n", "is not JSON: Expecting value: line 1 column 1 (char 0). "),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        result = run("score", "-o", tmp_path / "s.parquet", "-d", f"folio:{path}")
+        assert (result.exit_code, said(result)) == (2, f"error: {path} {wrong}{expected}")
+
+
+def test_a_candidate_that_the_model_has_no_word_for_is_refused(run: Any, folio: Path, tmp_path: Path) -> None:
+    result = run("score", "-o", tmp_path / "s.parquet", "-d", f"folio:{folio}", "--template", "base")
+    assert result.exit_code == 2 and not (tmp_path / "s.parquet").exists()
+    assert "the candidate ' unknown' holds what the tokenizer of 'nano-logic' does not know" in said(result)
+
+
+def test_damaged_and_missing_trial_files_are_told_as_such(run: Any, nano: mh.Model, tmp_path: Path) -> None:
+    path = mh.datasets.prontoqa(nano, n=4, depth=1, distractors=0).save(tmp_path / "own.jsonl")
+    path.write_text(path.read_text(encoding="utf-8")[:-40], encoding="utf-8")
+    for given, message in (
+        (path, f"{path} is not a readable trial file: "),
+        (tmp_path / "nowhere.jsonl", f"the trial file {tmp_path / 'nowhere.jsonl'} does not exist; give the path that"),
+        (tmp_path, f"the trial file {tmp_path} is a folder, not a file"),
+    ):
+        result = run("score", "-o", tmp_path / "s.parquet", "-d", given)
+        assert result.exit_code == 1 and said(result).startswith(f"error: {message}"), said(result)
 
 
 @pytest.mark.parametrize(

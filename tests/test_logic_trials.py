@@ -411,9 +411,18 @@ def test_no_world_comes_twice():
 def test_seeded():
     first, again, other = (prontoqa(Plain(), n=20, rules="all", seed=s) for s in (1, 1, 2))
     assert first.hash == again.hash != other.hash
-    assert [t.id for t in first] == [f"prontoqa-{i:04d}" for i in range(20)]
+    assert [t.id for t in first] == [f"prontoqa-1-{i:04d}" for i in range(20)]
     drawn = json.dumps([[t.meta["premises"], t.meta["statement"], t.label, t.split] for t in first])
     assert hashlib.sha256(drawn.encode()).hexdigest()[:12] == "9f0b5e6c95dd"
+
+
+def test_sets_of_two_seeds_can_be_joined():
+    one, two = (prontoqa(Plain(), n=20, claims_per_world=2, seed=s) for s in (1, 2))
+    assert len(TrialSet([*one, *two])) == 40
+    groups = [{t.meta["group"] for t in s} for s in (one, two)]
+    assert groups == [{f"world {seed}-{k}" for k in range(1, 11)} for seed in (1, 2)]
+    variants = [flipped(Plain(), [*one, *two]), statement_only(Plain(), [*one, *two])]
+    assert all(t.id.startswith(f"{t.meta['twin']}/") for s in variants for t in s)
 
 
 def test_default_number():
@@ -424,15 +433,29 @@ def test_default_number():
     ("options", "message"),
     [
         ({"n": 0}, "n=0 trials"),
-        ({"depth": 7}, r"depth is 7; worlds of modus_ponens have 1 to 6 steps\."),
+        *(
+            (
+                {"depth": given},
+                rf"^depth is {bad}; it counts inference steps, 1 to 6: give one of these or several, such as "
+                r"depth=\(1, 2, 3\)\.$",
+            )
+            for given, bad in ((0, 0), (7, 7), (-1, -1), ((1, 0), 0))
+        ),
         ({"depth": (1, 1)}, r"depth=\(1, 1\) names a number twice"),
         ({"depth": ()}, r"depth=\(\): give a whole number, or several"),
         ({"depth": True}, "depth=True: give a whole number"),
         ({"distractors": (0, 9)}, r"distractors is 9; worlds have 0 to 5\."),
         ({"rules": "modus_ponnens"}, "unknown rule 'modus_ponnens'. Did you mean 'modus_ponens'"),
         ({"rules": ()}, r"rules=\(\): give at least one rule"),
-        ({"rules": "composed", "depth": (1, 2)}, "no world has 1 with rules"),
-        ({"rules": ("composed", "modus_ponens"), "depth": 1}, "no world has 'composed' with rules"),
+        (
+            {"rules": "composed", "depth": (1, 2)},
+            "depth is 1, but worlds of composed begin at depth 2: leave it out, or",
+        ),
+        (
+            {"rules": ("composed", "modus_ponens"), "depth": 1},
+            r"worlds of 'composed' begin at depth 2, but depth is \[1\]: "
+            r"leave the rule out, or add a depth of 2 to 6\.",
+        ),
         ({"claims_per_world": 3}, "claims_per_world=3: give 1, 2 or 4"),
         ({"claims_per_world": 4, "n": 6}, r"claims_per_world=4: give 1, 2 or 4, and n \(here 6\) a multiple"),
         ({"claims_per_world": 4, "n": 8, "rules": "conjunction_introduction"}, "claims_per_world=4, but the worlds of"),
@@ -483,6 +506,19 @@ def test_splits_are_stratified(share):
         assert abs(count - share * everything[cell]) <= 2
 
 
+def test_a_models_name_is_no_model(as_users_run):
+    named: Any = "smollm2"
+    message = r"^model is 'smollm2', a str; trials need its tokenizer, so load it first: mh\.load\('nano-logic'\)\.$"
+    trials = prontoqa(Plain(), n=4)
+    for make in (
+        lambda: prontoqa(named, n=4),
+        lambda: flipped(named, trials),
+        lambda: rebuild(named, trials[0], premises=[0]),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            make()
+
+
 def test_splits_by_seed_and_by_hand():
     questions = world_questions(60, seed=1)
     one, two = (split_groups(questions, 0.5, seed=s) for s in (1, 2))
@@ -491,8 +527,8 @@ def test_splits_by_seed_and_by_hand():
     trials = build_trials(Plain(), questions, splits=given)
     assert [t.split for t in trials] == ["test" if i % 3 else "calibration" for i in range(60)]
     assert {t.split for t in build_trials(Plain(), questions, calibration=None)} == {None}
-    with pytest.raises(InvalidInput, match=r"splits name no split for the group 'world 1' \(59 such\)"):
-        build_trials(Plain(), questions, splits={"world 2": "test"})
+    with pytest.raises(InvalidInput, match=r"splits name no split for the group 'world 1-1' \(59 such\)"):
+        build_trials(Plain(), questions, splits={"world 1-2": "test"})
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_a_seed_makes_the_same_trials_again(nano: mh.Model, task: str) -> None:
     assert first[0].meta["kind"] == task and len(first) == 8
 
 
-def test_what_no_task_can_be(nano: mh.Model) -> None:
+def test_what_no_task_can_be(nano: mh.Model, as_users_run: None) -> None:
     make = mh.nano.retrieval
     for options, message in (
         ({"n": 0}, r"^n is 0; it must be a whole number >= 1\.$"),
@@ -223,6 +223,8 @@ def test_what_no_task_can_be(nano: mh.Model) -> None:
         ({"context_length": 257}, r"^context_length is 257; it must be a whole number from 61 to 256\.$"),
         ({"calibration": 1.5}, r"^calibration is 1\.5; it must be a share from 0 to 1\.$"),
         ({"calibration": -0.1}, r"^calibration is -0\.1; it must be a share from 0 to 1\.$"),
+        ({"calibration": "half"}, r"^calibration is 'half'; it must be a share from 0 to 1\.$"),
+        ({"literal": "no"}, r"^literal is 'no'; give True \(ask by the landmark\) or False\.$"),
     ):
         with pytest.raises(InvalidInput, match=message):
             make(nano, **cast("dict[str, Any]", options))
@@ -232,6 +234,17 @@ def test_what_no_task_can_be(nano: mh.Model) -> None:
         mh.nano.arithmetic(nano, n=156)
     with pytest.raises(UnknownName, match=r"unknown task of nano 'logic'.*Logic worlds are made by datasets\.prontoqa"):
         mh.nano.trials(nano, "logic")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_seeds_and_models_that_are_none(nano: mh.Model, task: str, as_users_run: None) -> None:
+    for seed in (-1, 1.5, "1", True, None):
+        with pytest.raises(InvalidInput, match=rf"^seed is {re.escape(repr(seed))}; it must be a whole number >= 0\.$"):
+            mh.nano.trials(nano, task, n=2, seed=cast("Any", seed))
+    for model, kind in (("nano", "str"), (None, "NoneType"), (nano.tokenizer, type(nano.tokenizer).__name__)):
+        message = rf"^model is [\s\S]*, a {kind}; trials need a loaded model's tokenizer: give mh\.load\(\"nano\"\)\.$"
+        with pytest.raises(InvalidInput, match=message):
+            mh.nano.trials(cast("Any", model), task, n=2)
 
 
 def test_one_split_alone(nano: mh.Model) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -559,6 +560,41 @@ def test_the_summary_says_what_happened(stub: Stub) -> None:
     assert "verdicts move in 0.75 [" in told and "Proof less other premises, question by question: +0.75 [" in told
     assert "times the 144 of one QK-score pass over the same questions" in told
     assert repr(stubbed(arms="gold")) == "PremiseAblation(12 questions, arms=['gold'], rounds=2)"
+
+
+def test_log_odds_that_rise_are_told_as_rising(stub: Stub) -> None:
+    """Where the model is wrong with the key premise and right without, its verdict's log-odds fall; turn them round."""
+    found = stubbed(arms=("gold", "random"))
+    assert "the first verdict's log-odds fall by 2.25 [" in found.summary() and "rise" not in found.summary()
+    rows = found.rows.assign(verdict_log_odds=[4.0 - x for x in found.rows["verdict_log_odds"]])
+    turned = PremiseAblation(found.questions, rows, found.cost)
+    gold = turned.by_arm().query("arm == 'gold' and round == 'all'").iloc[0]
+    assert gold["drop_low"] < gold["drop"] < 0
+    told = f"log-odds rise by {-gold['drop']:.2f} [{-gold['drop_high']:.2f}, {-gold['drop_low']:.2f}] nats (n = 12)."
+    assert told in turned.summary() and "fall by -" not in turned.summary()
+
+
+def test_the_analysis_takes_the_same_options_and_passes_them_on(
+    monkeypatch: pytest.MonkeyPatch, as_users_run: None
+) -> None:
+    from mechheads import analysis, pruning
+
+    model = tiny.shared("llama")
+    ca = mh.CircuitAnalysis(model, progress=False)
+    for name, method, function in (
+        ("run_premises", ca.premise_ablation, run_premises),
+        ("run_pruning", ca.pruning_check, pruning.run_pruning),
+    ):
+        wanted = {k: p for k, p in inspect.signature(function).parameters.items() if k != "model"}
+        assert dict(inspect.signature(method).parameters) == wanted
+        seen: dict[str, Any] = {}
+        monkeypatch.setattr(analysis, name, lambda *args, seen=seen, **options: seen.update(options, args=args))
+        positional = {k: object() for k, p in wanted.items() if p.kind is not p.KEYWORD_ONLY}
+        options = {k: object() for k, p in wanted.items() if p.kind is p.KEYWORD_ONLY}
+        method(*positional.values(), **options)  # pyright: ignore[reportArgumentType]
+        assert seen == {**options, "args": (model, *positional.values())}
+        method(*positional.values())  # pyright: ignore[reportArgumentType]
+        assert seen["progress"] is False
 
 
 def test_questions_of_a_result_that_cannot_be_are_refused(stub: Stub) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from verdict_samples import made, noisy, own, splits
 
 from mechheads.candidate_scores import CandidateScores
-from mechheads.errors import InvalidInput
+from mechheads.errors import InvalidInput, UnknownName
 from mechheads.heads import HeadSet
 from mechheads.verdicts import (
     accuracy,
@@ -134,6 +134,51 @@ def test_the_learning_curve_repeats_by_seed():
     assert one.equals(again) and not one.equals(other)
 
 
+def test_the_learning_curve_with_an_offset_takes_that_of_each_part():
+    """By hand: median margins of the part drawn, for choosing and for the test trials."""
+    from mechheads.verdicts.learning import _balanced
+
+    scores = splits({(0, 2): 0.7}, n=80, n_test=60, shape=(2, 3))
+    values = scores.values.copy()
+    noise = np.random.default_rng(3).normal(size=140)
+    values[:, 1, 1, 1] = values[:, 0, 1, 1] + 6 + (2.0 * scores.labels - 1) + 0.7 * noise  # knows, but likes one answer
+    scores = replace(scores, values=values)
+    got, plain = (
+        learning_curve(scores, sizes=(20, 80), draws=4, offset="median"),
+        learning_curve(scores, sizes=(80,), draws=1),
+    )
+    assert got.heads.labels == ["L1H1"] and plain.heads.labels == ["L0H2"]
+    assert (got.offset, plain.offset) == ("median", "none") and got.to_dict()["offset"] == "median"
+    calibration, test = scores.split("calibration"), scores.split("test")
+    margins, held_out = (x.values[:, 1].astype(float) - x.values[:, 0].astype(float) for x in (calibration, test))
+
+    def right(part: np.ndarray, labels: np.ndarray, off: np.ndarray) -> np.ndarray:
+        return ((part - off > 0) == labels[:, None, None]).mean(axis=0)
+
+    for row in got.draws.to_dict("records"):
+        places = _balanced(calibration, row["size"], np.random.default_rng([0, row["size"], row["draw"]]))
+        off = np.median(margins[places], axis=0)
+        own_accuracy = right(margins[places], calibration.labels[places], off)
+        head = HeadSet.parse(row["heads"])[0]
+        assert own_accuracy[head.layer, head.head] == own_accuracy.max() == row["calibration"]
+        assert row["test"] == pytest.approx(right(held_out, test.labels, off)[head.layer, head.head])
+    off = np.median(margins, axis=0)
+    assert got.full == pytest.approx(right(held_out, test.labels, off)[1, 1]) and got.full > 0.8 > plain.full
+    judged = judge(calibration, test, offset="median", n_boot=2, n_perm=9)
+    assert got.full == pytest.approx(judged.accuracy("test")[1, 1])
+
+
+def test_an_offset_that_the_learning_curve_cannot_take_is_refused():
+    scores = splits({}, n=40, n_test=20)
+    mixed = replace(scores, candidates=[(" yes", " no")] * 30 + [(" true", " false")] * 30)
+    with pytest.raises(
+        InvalidInput, match="a median offset belongs to one candidate, so all trials must have the same"
+    ):
+        learning_curve(mixed, sizes=(20,), draws=1, offset="median")
+    with pytest.raises(UnknownName, match=r"unknown calibration offset 'mode'\. .*Known: median, none\."):
+        learning_curve(scores, sizes=(20,), draws=1, offset="mode")
+
+
 # -- depth ---------------------------------------------------------------------------------------
 
 
@@ -218,7 +263,10 @@ def test_heads_that_exploit_wording_are_flagged_and_others_not():
     assert told.startswith(
         "Of 6 heads on 300 pairs of twins and 300 statements alone 2 flagged for exploiting wording: L0H1"
     )
+    assert told.endswith(" Flags by a drop are for one head each, not corrected for 6: some may be luck.")
     assert json.loads(json.dumps(got.to_dict()))["flagged"] == ["L0H1", "L0H2"]
+    for heads in ("L0H1", "L0H2, L0H0"):  # one head needs no correction, and statements alone are corrected
+        assert "luck" not in debias(original, flipped, alone, heads=heads).summary()
 
 
 def test_wording_can_be_checked_for_some_heads_and_without_statements():

@@ -226,6 +226,40 @@ def test_evaluation_refuses_heads_that_it_cannot_judge():
         evaluate(scores.take([]), "L1H2")
 
 
+def hashed(scores: CandidateScores, prompts: list[str]) -> CandidateScores:
+    return replace(scores, records=[{**r, "prompt_hash": p} for r, p in zip(scores.records, prompts, strict=True)])
+
+
+def test_evaluating_where_heads_were_chosen_is_warned_of_and_told():
+    scores = splits({(1, 2): 0.8}, n=60, n_test=40)
+    calibration, test = scores.split("calibration"), scores.split("test")
+    quick: dict[str, Any] = {"n_boot": 50, "n_perm": 50}
+    message = (
+        r"60 of the 60 trials are calibration trials, on which heads are chosen, so the accuracy of the chosen is "
+    )
+    message += r"flattered; evaluate them on scores\.split\('test'\)\."
+    with pytest.warns(UserWarning, match=f"^{message}$"):
+        got = evaluate(calibration, "L1H2", **quick)
+    assert got.caveats == (str(got.to_dict()["caveats"][0]),) and got.summary().endswith(got.caveats[0])
+    with pytest.warns(UserWarning, match="60 of the 100 trials are calibration trials"):
+        evaluate(scores, "L1H2", **quick)
+    # Without a split the trials tell, by prompt where it is known, whatever they are called.
+    unmarked = replace(calibration, records=[{}] * 60)
+    with pytest.warns(UserWarning, match="60 of the 60 trials are calibration trials"):
+        evaluate(unmarked, "L1H2", calibration=calibration, **quick)
+    prompts = [f"p{i}" for i in range(60)]
+    renamed = replace(
+        hashed(test, [*prompts[:7], *(f"q{i}" for i in range(33))]), trial_ids=[f"x{i}" for i in range(40)]
+    )
+    with pytest.warns(UserWarning, match="7 of the 40 trials are calibration trials"):
+        evaluate(renamed, "L1H2", calibration=hashed(calibration, prompts), **quick)
+    # Other prompts under the same ids are other trials; nothing is said, here or on test trials alone.
+    same_ids = hashed(unmarked, [f"q{i}" for i in range(60)])
+    for one, known in ((same_ids, hashed(calibration, prompts)), (test, calibration), (test, None)):
+        clean = evaluate(one, "L1H2", calibration=known, **quick)
+        assert clean.caveats == () and "flattered" not in clean.summary()
+
+
 def test_varying_numbers_of_candidates_are_evaluated():
     values = np.random.default_rng(0).normal(size=(60, 4, 2, 2))
     counts = [2 + i % 3 for i in range(60)]
@@ -311,6 +345,8 @@ def test_transfer_refuses_what_cannot_be_compared():
         transfer({"a": a, "b": splits({}, n=40, n_test=20, shape=(2, 2))})
     with pytest.raises(UnknownName, match=r"unknown split of these 'qk' scores 'calibration'\. .*Known: test\."):
         transfer({"a": a, "b": a.split("test")}, n_boot=2, n_perm=9)
+    with pytest.raises(UnknownName, match=r"unknown calibration offset 'mode'\. .*Known: median, none\."):
+        transfer({"a": a, "b": a}, offset="mode")
     with pytest.raises(InvalidInput, match=r"alpha is 1\.5; a significance level lies between 0 and 1"):
         transfer({"a": a, "b": a}, alpha=1.5)
     lumps = replace(a, records=[{"split": r["split"], "group": r["split"]} for r in a.records])
@@ -319,3 +355,73 @@ def test_transfer_refuses_what_cannot_be_compared():
         InvalidInput, match="no group of 'a' has at most 10 calibration trials, so the mix can take none"
     ):
         transfer({"a": lumps, "b": tiny}, k=1, n_boot=2, n_perm=9)
+
+
+def test_sets_that_share_trials_are_warned_of():
+    a, b = (splits({(1, 2): 0.9}, name=name, n=60, n_test=40) for name in "ab")
+    quick: dict[str, Any] = {"k": 1, "n_boot": 2, "n_perm": 9}
+    message = "'one' and 'other' share 100 trials: between these two the matrix shows no transfer to other data."
+    with pytest.warns(UserWarning) as caught:
+        got = transfer({"one": a, "other": a, "b": b}, **quick)
+    assert [str(w.message) for w in caught] == [message] == list(got.caveats) == got.to_dict()["caveats"]
+    assert got.summary().endswith(message)
+    # By prompt where it is known: other ids, and the splits the other way round for some.
+    prompts = [f"p{i}" for i in range(100)]
+    turned = hashed(replace(b, trial_ids=[f"x{i}" for i in range(100)]), [*prompts[90:], *(f"q{i}" for i in range(90))])
+    crossing = "'a' and 'b' share 10 trials, 10 of which choose heads in one and test them in the other: between"
+    with pytest.warns(UserWarning, match=crossing):
+        transfer({"a": hashed(a, prompts), "b": turned}, **quick)
+    # Two sets may use one id for two prompts.
+    apart = transfer({"a": hashed(a, prompts), "b": hashed(a, [f"q{i}" for i in range(100)])}, **quick)
+    assert apart.caveats == () == transfer({"a": a, "b": b}, **quick).caveats
+
+
+def leaning(name: str, seed: int, lean: float) -> CandidateScores:
+    """L1H1 knows the label but likes the second answer by so much; L0H2 is right in 0.7 and likes none."""
+    scores = splits({(0, 2): 0.7}, name=name, n=120, n_test=80, seed=seed, shape=(2, 3))
+    values = scores.values.copy()
+    values[:, 1, 1, 1] = values[:, 0, 1, 1] + lean + (2.0 * scores.labels - 1)
+    return replace(scores, values=values)
+
+
+def test_transfer_with_an_offset_takes_each_sets_own():
+    """By hand: the median margin of a set's calibration trials is taken off wherever that set is scored."""
+    sets = {"a": leaning("a", 0, 6.0), "b": leaning("b", 9, -4.0)}
+    quick: dict[str, Any] = {"k": 1, "n_boot": 50, "n_perm": 19}
+    got, plain = transfer(sets, offset="median", **quick), transfer(sets, **quick)
+    assert (got.offset, plain.offset) == ("median", "none") and got.to_dict()["offset"] == "median"
+    assert [h.labels for h in got.heads.values()] == [["L1H1"]] * 3
+    assert [h.labels for h in plain.heads.values()] == [["L0H2"]] * 3
+    right: dict[str, np.ndarray] = {}
+    for name, one in sets.items():
+        calibration, test = one.split("calibration"), one.split("test")
+        margins = [part.values[:, 1].astype(float) - part.values[:, 0].astype(float) for part in (calibration, test)]
+        answers = (margins[1] - np.median(margins[0], axis=0) > 0).astype(int)
+        right[name] = (answers == test.labels[:, None, None]).mean(axis=0)
+    assert (right["a"][1, 1], right["b"][1, 1]) == (1.0, 1.0)
+    for row in got.frame().to_dict("records"):
+        assert row["accuracy"] == pytest.approx(right[row["tested_on"]][1, 1]) and (row["right"], row["inverted"]) == (
+            1,
+            0,
+        )
+    # The same for a head whose accuracy is in between, chosen by AUROC, which no offset moves.
+    third = transfer(
+        {n: replace(s, values=s.values[:, :, :1]) for n, s in sets.items()}, offset="median", by="auroc", **quick
+    )
+    for row in third.frame().to_dict("records"):
+        assert third.heads[row["chosen_on"]].labels == ["L0H2"]
+        assert row["accuracy"] == pytest.approx(right[row["tested_on"]][0, 2]) and 0.5 < row["accuracy"] < 0.9
+    other = replace(sets["b"], candidates=[(" yes", " no")] * 100 + [(" no", " maybe")] * 100)
+    with pytest.raises(
+        InvalidInput, match="a median offset belongs to one candidate, so all trials must have the same"
+    ):
+        transfer({"a": sets["a"], "b": other}, offset="median", **quick)
+
+
+@pytest.mark.parametrize("value", ["no", 0, 1, None])
+def test_switches_are_true_or_false(value, as_users_run):
+    a = splits({}, name="a", n=40, n_test=20)
+    with pytest.raises(InvalidInput, match=rf"^inverse is {value!r}; give True \(the heads most reliably wrong\) or F"):
+        select(a, 1, inverse=value)
+    with pytest.raises(InvalidInput, match=rf"^mix is {value!r}; give True \(also choose on all sets mixed\) or F"):
+        transfer({"a": a, "b": a}, mix=value)

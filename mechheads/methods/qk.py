@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mechheads.candidates import CandidateActs
+from mechheads.errors import InvalidInput
 from mechheads.kernels import candidate_qk
 from mechheads.methods.registry import method
 from mechheads.trials import Trial
@@ -29,6 +30,12 @@ def qk(
     Returns:
         ``[candidate head]``, unscaled products of query and key (or attention scores). Only differences between
         candidates of one trial mean anything; positive differences speak for a candidate.
+
+    Raises:
+        InvalidInput: If an option is neither True nor False: ``"no"`` would count as yes.
     """
+    for name, value in (("rotary", rotary), ("scaled", scaled)):
+        if not isinstance(value, bool):
+            raise InvalidInput(f"{name} is {value!r}; give True or False.")
     products = candidate_qk(acts.q, acts.k)
     return products * acts.model.backend.score_scale(acts.layer) if scaled else products

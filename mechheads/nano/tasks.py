@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.nano.language import (
@@ -14,13 +15,16 @@ from mechheads.nano.language import (
     sums,
 )
 from mechheads.stats import check_count
-from mechheads.trials import Encoder, Trial, TrialSet
+from mechheads.trials import Trial, TrialSet
+
+if TYPE_CHECKING:
+    from mechheads.model import Model
 
 TASKS = ("literal", "nonliteral", "recall", "arithmetic")
 
 
 def retrieval(
-    model: Encoder,
+    model: Model,
     *,
     n: int = 60,
     literal: bool = False,
@@ -37,21 +41,24 @@ def retrieval(
     other people and other countries.
 
     Args:
-        model: nano, or anything with its tokenizer.
+        model: nano, or another loaded model with its tokenizer.
         n: Trials.
         literal: Ask by the landmark itself.
         facts: Facts in the context, 1 to 18; the chance of naming a person who is in it is ``1 / facts``.
         context_length: Tokens of the prompt, at most; it is filled up with sentences to within 13.
         calibration: Share of calibration trials; the others are test trials.
-        seed: Seed.
+        seed: Seed, a whole number from 0.
 
     Raises:
-        InvalidInput: If n, facts, the length or the share cannot be used.
+        InvalidInput: If the model is not loaded, or n, facts, the length, the share or the seed cannot be used.
     """
+    _check_common(model, seed)
     check_count("n", n)
+    if not isinstance(literal, bool):
+        raise InvalidInput(f"literal is {literal!r}; give True (ask by the landmark) or False.")
     check_count("facts", facts, most=18)
     check_count("context_length", context_length, least=9 * facts + 16, most=256)
-    if not 0 <= calibration <= 1:
+    if isinstance(calibration, (bool, str)) or not 0 <= calibration <= 1:
         raise InvalidInput(f"calibration is {calibration!r}; it must be a share from 0 to 1.")
     kind = "literal" if literal else "nonliteral"
 
@@ -79,17 +86,17 @@ def retrieval(
     return _drawn(f"nano {kind}", make, n, calibration, seed, options)
 
 
-def recall(model: Encoder, *, n: int = 40, seed: int = 0) -> TrialSet:
+def recall(model: Model, *, n: int = 40, seed: int = 0) -> TrialSet:
     """Questions on memorised facts: in which country a landmark is, what a country's capital is; at most 54."""
     return _listed(model, "recall", recall_questions(), n, seed)
 
 
-def arithmetic(model: Encoder, *, n: int = 40, seed: int = 0) -> TrialSet:
+def arithmetic(model: Model, *, n: int = 40, seed: int = 0) -> TrialSet:
     """Sums and differences of one-digit numbers; at most 155."""
     return _listed(model, "arithmetic", sums(), n, seed)
 
 
-def trials(model: Encoder, task: str, *, n: int = 60, seed: int = 0) -> TrialSet:
+def trials(model: Model, task: str, *, n: int = 60, seed: int = 0) -> TrialSet:
     """One of nano's tasks by name: ``literal``, ``nonliteral``, ``recall`` or ``arithmetic``.
 
     Raises:
@@ -100,6 +107,18 @@ def trials(model: Encoder, task: str, *, n: int = 60, seed: int = 0) -> TrialSet
     if task in ("literal", "nonliteral"):
         return retrieval(model, n=n, literal=task == "literal", seed=seed)
     return (recall if task == "recall" else arithmetic)(model, n=n, seed=seed)
+
+
+def _check_common(model: Any, seed: Any) -> None:
+    """Refuse what is no loaded model, and a seed that is none."""
+    from mechheads.model import Model  # brings torch along, which a loaded model has done already
+
+    if not isinstance(model, Model):
+        raise InvalidInput(
+            f"model is {model!r}, a {type(model).__name__}; trials need a loaded model's tokenizer: "
+            'give mh.load("nano").'
+        )
+    check_count("seed", seed, least=0)
 
 
 def _drawn(
@@ -114,8 +133,9 @@ def _drawn(
     return TrialSet(drawn, name=name, options=options)
 
 
-def _listed(model: Encoder, kind: str, known: list[tuple[str, str]], n: int, seed: int) -> TrialSet:
+def _listed(model: Model, kind: str, known: list[tuple[str, str]], n: int, seed: int) -> TrialSet:
     """Some of a fixed list of questions, none twice."""
+    _check_common(model, seed)
     check_count("n", n, most=len(known))
     asked = random.Random(f"{kind}:{seed}").sample(known, n)
     drawn = [

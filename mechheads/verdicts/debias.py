@@ -62,7 +62,7 @@ class Debias:
 
     @property
     def flagged(self) -> HeadSet:
-        """Heads that exploit wording, in the order looked at."""
+        """Heads that exploit wording, in the order looked at; drops are not corrected for the number of heads."""
         return HeadSet(self._frame.loc[self._frame["flagged"], "label"].tolist())
 
     def frame(self) -> pd.DataFrame:
@@ -116,7 +116,12 @@ class Debias:
             return f"Of {over} none is flagged for exploiting wording. {largest}"
         told = [f"{r.label} ({r.reason})" for r in flagged.head(5).itertuples()]
         more = f" and {len(flagged) - 5} more" if len(flagged) > 5 else ""
-        return f"Of {over} {len(flagged)} flagged for exploiting wording: {', '.join(told)}{more}. {largest}"
+        caution = (
+            f" Flags by a drop are for one head each, not corrected for {len(self.heads)}: some may be luck."
+            if len(self.heads) > 1 and flagged["reason"].str.contains(_DROP, regex=False).any()
+            else ""
+        )
+        return f"Of {over} {len(flagged)} flagged for exploiting wording: {', '.join(told)}{more}. {largest}{caution}"
 
     def __repr__(self) -> str:
         return f"Debias({len(self.heads)} heads on {len(self.original)} pairs, {len(self.flagged)} flagged)"
@@ -157,6 +162,11 @@ def debias(
     wording turned), so a head that follows the reasoning is as often right on both. A head is flagged if the interval
     of (accuracy on originals - accuracy on their twins) lies above ``tolerance``, or if its accuracy on statements
     without premises differs from chance (``permutation_test``, two-sided, corrected over the heads looked at).
+
+    The first of the two is *not* corrected for the number of heads: each interval is for one head, so of many heads
+    that all follow the reasoning some are flagged by luck (at most about ``(1 - level) / 2`` of them, fewer with a
+    tolerance above 0). For a check that heads have to pass this errs on the side of caution; a flag of one head among
+    hundreds proves little.
 
     Args:
         original: Scores on the original trials; those without a twin are left out.

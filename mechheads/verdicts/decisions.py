@@ -117,6 +117,34 @@ def offsets(calibration: CandidateScores, kind: str = "none") -> np.ndarray | No
     return out
 
 
+def fitted(
+    calibration: CandidateScores, test: CandidateScores, kind: str
+) -> tuple[CandidateScores, CandidateScores, np.ndarray | None]:
+    """Both sets with their candidates in one order, and the offset that the first gives for the two.
+
+    Raises:
+        UnknownName: If there is no such kind of offset.
+        InvalidInput: As ``offsets`` does, for either set, or if the two have other candidates.
+    """
+    calibration = align(calibration)
+    test = align(test, calibration.candidates[0])
+    taken = offsets(calibration, kind)
+    if taken is not None:
+        offsets(test, kind)  # the same refusals: an offset belongs to one candidate
+        if test.candidates[0] != calibration.candidates[0]:
+            raise InvalidInput(
+                f"test trials have the candidates {test.candidates[0]}, calibration {calibration.candidates[0]}; a "
+                "median offset belongs to one candidate. Use offset='none', or calibrate on trials with the same ones."
+            )
+    return calibration, test, taken
+
+
+def trial_keys(scores: CandidateScores) -> list[str]:
+    """``[trial]`` what tells a trial from others: its prompt's hash, or its id where the record has none."""
+    pairs = zip(scores.trial_ids, scores.column("prompt_hash"), strict=True)
+    return [f"id {trial}" if prompt is None else f"prompt {prompt}" for trial, prompt in pairs]
+
+
 def credit(scores: CandidateScores, offset: np.ndarray | None = None) -> np.ndarray:
     """What each head answers: ``credit_i = [i is a best candidate] / (number of best)``, best by ``S_i - offset_i``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from mechheads.heads import HeadSet
 from mechheads.provenance import json_ready
 from mechheads.stats import Interval, check_count, holm, paired_permutation
 from mechheads.verdicts.balance import shown
-from mechheads.verdicts.decisions import answered, baseline_credit, check_some, layer_credit, with_sign
+from mechheads.verdicts.decisions import answered, baseline_credit, check_some, layer_credit, trial_keys, with_sign
 from mechheads.verdicts.resampling import check_draws, group_codes, group_sums, intervals
 from mechheads.verdicts.telling import difference_told, plain_rows
 
@@ -40,6 +41,7 @@ class Evaluation:
         n_boot: Bootstrap samples.
         n_perm: Sign patterns of the paired test.
         seed: Seed of both.
+        caveats: What speaks against the numbers, in sentences; empty if nothing does.
     """
 
     scores: CandidateScores
@@ -52,6 +54,7 @@ class Evaluation:
     n_boot: int
     n_perm: int
     seed: int
+    caveats: tuple[str, ...] = ()
 
     def frame(self) -> pd.DataFrame:
         """One row per kind of trial and scorer.
@@ -145,7 +148,7 @@ class Evaluation:
             values = cells.loc[cells["scorer"] == "model", "value"]
             told = [f"{shown(v)}: {a:.2f} against {b:.2f}" for v, a, b in zip(values, first, own, strict=True)]
             parts.append(f"By {column}, {self.scorers[0]} against the model: {'; '.join(told)}.")
-        return " ".join(parts)
+        return " ".join([*parts, *self.caveats])
 
     def _interval(self, rows: pd.DataFrame, name: str) -> Interval:
         row = rows.loc[name]
@@ -163,6 +166,7 @@ class Evaluation:
                 "heads": self.heads.labels,
                 "inverse": self.inverse.labels,
                 **fields,
+                "caveats": self.caveats,
                 "summary": self.summary(),
                 "rows": plain_rows(self._frame),
             }
@@ -176,6 +180,7 @@ def evaluate(
     by: Sequence[str] | str | None = None,
     offset: np.ndarray | None = None,
     inverse: Any = (),
+    calibration: CandidateScores | None = None,
     normalise: str = "sum",
     level: float = 0.95,
     n_boot: int = 2000,
@@ -194,11 +199,17 @@ def evaluate(
         by: Columns of the records to break accuracy down by; None for those of depth, distractors and rule there are.
         offset: ``[candidate layer head]`` from ``offsets`` of the calibration trials, or None.
         inverse: Heads among them whose sign is turned: they answer the candidate they score lowest.
+        calibration: Scores that the heads were chosen by, if at hand: trials that stand in both are warned of (the same
+            prompt, or the same id where records know no prompt).
         normalise: ``"sum"`` or ``"mean"`` over tokens of the model's own log-probabilities.
         level: Confidence level; intervals come from a bootstrap over groups of trials.
         n_boot: Bootstrap samples.
         n_perm: Sign patterns of the paired permutation test, drawn over groups.
         seed: Seed of both.
+
+    Warns:
+        UserWarning: With their number, also in ``caveats``, if trials are of the split ``"calibration"`` or stand in
+            ``calibration``: there heads look better than they are.
 
     Raises:
         InvalidInput: If there are no trials or heads, a head does not exist or lacks scores, an inverse head is not
@@ -220,6 +231,9 @@ def evaluate(
         total = np.round(votes.sum(axis=2), 9)
         credit.append(answered(total, scores.n_candidates)[rows, scores.labels][:, None])
     base = baseline_credit(scores, normalise=normalise)[rows, scores.labels]
+    caveats = _seen_before(scores, calibration)
+    for caveat in caveats:
+        warnings.warn(caveat, stacklevel=2)
     return Evaluation(
         scores=scores,
         heads=chosen,
@@ -231,6 +245,20 @@ def evaluate(
         n_boot=n_boot,
         n_perm=n_perm,
         seed=seed,
+        caveats=caveats,
+    )
+
+
+def _seen_before(scores: CandidateScores, calibration: CandidateScores | None) -> tuple[str, ...]:
+    """The caveat that heads are tested where they were chosen."""
+    chosen_by = set() if calibration is None else set(trial_keys(calibration))
+    keys, splits = trial_keys(scores), scores.column("split")
+    n = sum(key in chosen_by or split == "calibration" for key, split in zip(keys, splits, strict=True))
+    if not n:
+        return ()
+    return (
+        f"{n} of the {len(scores)} trials are calibration trials, on which heads are chosen, so the accuracy of the "
+        "chosen is flattered; evaluate them on scores.split('test').",
     )
 
 

@@ -20,6 +20,7 @@ from mechheads.verdicts.decisions import (
     baseline_credit,
     check_offset,
     check_some,
+    fitted,
     label_credit,
     offsets,
 )
@@ -350,16 +351,10 @@ def judge(
         UnknownName: If the offset or the normalisation is unknown.
     """
     check_some(calibration, "calibration")
-    calibration = align(calibration)
-    if test is not None:
+    if test is None:
+        calibration = align(calibration)
+        taken = offsets(calibration, offset)
+    else:
         check_some(test, "test")
-        test = align(test, calibration.candidates[0])
-    taken = offsets(calibration, offset)
-    if taken is not None and test is not None:
-        offsets(test, offset)  # the same refusals: an offset belongs to one candidate
-        if test.candidates[0] != calibration.candidates[0]:
-            raise InvalidInput(
-                f"test trials have the candidates {test.candidates[0]}, calibration {calibration.candidates[0]}; a "
-                "median offset belongs to one candidate. Use offset='none', or calibrate on trials with the same ones."
-            )
+        calibration, test, taken = fitted(calibration, test, offset)
     return Judgement(calibration, test, taken, offset, normalise, level, n_boot, n_perm, seed)

@@ -14,7 +14,8 @@ from mechheads.errors import InvalidInput
 from mechheads.heads import HeadSet
 from mechheads.provenance import json_ready
 from mechheads.stats import check_count, check_level, percentiles
-from mechheads.verdicts.decisions import align, baseline_credit, check_some, label_credit
+from mechheads.verdicts.decisions import baseline_credit, check_some, fitted, label_credit, offsets
+from mechheads.verdicts.evaluation import head_credit
 from mechheads.verdicts.selection import best_heads, check_criterion
 from mechheads.verdicts.subsets import draw_groups
 from mechheads.verdicts.telling import plain_rows
@@ -42,6 +43,7 @@ class LearningCurve:
         n_calibration: Calibration trials in all.
         n_test: Test trials.
         seed: Seed of the draws.
+        offset: ``"none"`` or ``"median"``, what was taken off the scores.
     """
 
     draws: pd.DataFrame
@@ -53,6 +55,7 @@ class LearningCurve:
     n_calibration: int
     n_test: int
     seed: int
+    offset: str = "none"
 
     def bands(self, level: float = 0.9) -> pd.DataFrame:
         """Mean and percentiles over draws, a row per size.
@@ -113,7 +116,7 @@ class LearningCurve:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; undefined numbers are None."""
-        fields = ("full", "k", "chance", "baseline", "n_calibration", "n_test", "seed")
+        fields = ("full", "k", "offset", "chance", "baseline", "n_calibration", "n_test", "seed")
         return json_ready(
             {
                 **{name: getattr(self, name) for name in fields},
@@ -132,6 +135,7 @@ def learning_curve(
     draws: int = 20,
     k: int = 1,
     by: str = "accuracy",
+    offset: str = "none",
     normalise: str = "sum",
     calibration: str = "calibration",
     test: str = "test",
@@ -139,7 +143,8 @@ def learning_curve(
 ) -> LearningCurve:
     """Choose heads on random parts of the calibration trials and see what they are worth on the test trials.
 
-    A part holds equally many trials of each right answer, and whole groups.
+    A part holds equally many trials of each right answer, and whole groups. An offset is taken from the part alone, as
+    one would who had no more trials, and holds for the test trials too.
 
     Args:
         scores: Scores with both splits.
@@ -147,6 +152,7 @@ def learning_curve(
         draws: Parts drawn of each size.
         k: Heads to choose.
         by: ``"accuracy"`` or ``"auroc"``, what they are chosen by.
+        offset: ``"none"``, or ``"median"`` to take off each head's standing preference (``offsets``).
         normalise: ``"sum"`` or ``"mean"`` over tokens of the model's own log-probabilities.
         calibration: Name of the split heads are chosen on.
         test: Name of the split they are tested on.
@@ -156,8 +162,9 @@ def learning_curve(
         UserWarning: If sizes are dropped because a balanced part of so many trials cannot be drawn.
 
     Raises:
-        InvalidInput: If no size can be drawn, an option is out of range, or fewer than k heads have scores.
-        UnknownName: If a split is missing, or the criterion is unknown.
+        InvalidInput: If no size can be drawn, an option is out of range, fewer than k heads have scores, or a median
+            offset cannot be taken.
+        UnknownName: If a split is missing, or the criterion or the offset is unknown.
     """
     import pandas as pd
 
@@ -166,25 +173,27 @@ def learning_curve(
     for name, value in (("draws", draws), ("k", k)):
         check_count(name, value)
     check_count("seed", seed, least=0)
-    chosen_from = align(scores.split(calibration))
+    chosen_from, held_out, taken = fitted(scores.split(calibration), scores.split(test), offset)
     # Only groups are needed from here on, and parts are made by the hundred.
     chosen_from = replace(chosen_from, records=[{"group": g} for g in chosen_from.groups])
-    held_out = scores.split(test)
-    right, tested = label_credit(chosen_from), label_credit(held_out).mean(axis=0)
+    right = label_credit(chosen_from, taken)
     full = best_heads([chosen_from], [right.mean(axis=0)], k, by=by)
+    whole = _tested(held_out, full, taken)
     rows = []
     for size in _sizes(chosen_from, sizes):
         for draw in range(draws):
             places = _balanced(chosen_from, size, np.random.default_rng([seed, size, draw]))
-            mean = right[places].mean(axis=0)
-            heads = best_heads([chosen_from.take(places)], [mean], k, by=by)
+            part = chosen_from.take(places)
+            taken = offsets(part, offset)
+            mean = (right[places] if taken is None else label_credit(part, taken)).mean(axis=0)
+            heads = best_heads([part], [mean], k, by=by)
             rows.append(
                 {
                     "size": size,
                     "n": len(places),
                     "draw": draw,
-                    "calibration": _mean(mean, heads),
-                    "test": _mean(tested, heads),
+                    "calibration": float(np.mean([mean[h.layer, h.head] for h in heads])),
+                    "test": _tested(held_out, heads, taken),
                     "overlap": len(heads & full) / k,
                     "heads": " ".join(heads.labels),
                 }
@@ -193,13 +202,14 @@ def learning_curve(
     return LearningCurve(
         draws=pd.DataFrame(rows),
         heads=full,
-        full=_mean(tested, full),
+        full=whole,
         k=k,
         chance=float((1 / held_out.n_candidates).mean()),
         baseline=float(base.mean()),
         n_calibration=len(chosen_from),
         n_test=len(held_out),
         seed=seed,
+        offset=offset,
     )
 
 
@@ -239,5 +249,6 @@ def _balanced(scores: CandidateScores, size: int, rng: np.random.Generator) -> n
     return draw_groups(scores.groups, scores.labels, quota, rng)
 
 
-def _mean(accuracies: np.ndarray, heads: HeadSet) -> float:
-    return float(np.mean([accuracies[h.layer, h.head] for h in heads]))
+def _tested(held_out: CandidateScores, heads: HeadSet, offset: np.ndarray | None) -> float:
+    """Mean accuracy of some heads on the test trials."""
+    return float(head_credit(held_out, heads, offset)[np.arange(len(held_out)), held_out.labels].mean())

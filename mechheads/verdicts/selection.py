@@ -45,11 +45,13 @@ def select(
         UserWarning: With the numbers, if trials are few or unbalanced in label, rule or depth.
 
     Raises:
-        InvalidInput: If there is no trial, or fewer than k heads have scores.
+        InvalidInput: If there is no trial, fewer than k heads have scores, or ``inverse`` is neither True nor False.
         UnknownName: If the criterion or the offset is unknown.
     """
     check_some(scores)
     check_count("min_trials", min_trials, least=0)
+    if not isinstance(inverse, bool):
+        raise InvalidInput(f"inverse is {inverse!r}; give True (the heads most reliably wrong) or False.")
     check_criterion(by)
     scores = align(scores)
     right = accuracy(scores, offsets(scores, offset))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from mechheads.errors import InvalidInput
 from mechheads.heads import HeadSet
 from mechheads.provenance import json_ready
 from mechheads.stats import check_count, rank_agreement
-from mechheads.verdicts.decisions import align, baseline_credit, check_some, label_credit
+from mechheads.verdicts.decisions import baseline_credit, check_some, fitted, label_credit, offsets, trial_keys
 from mechheads.verdicts.evaluation import chosen_heads, head_credit
 from mechheads.verdicts.permutation import permutation_test
 from mechheads.verdicts.resampling import check_draws, interval
@@ -50,6 +52,8 @@ class Transfer:
         n_boot: Bootstrap samples.
         n_perm: Permutations.
         seed: Seed of the draws.
+        offset: ``"none"`` or ``"median"``, what was taken off the scores.
+        caveats: What speaks against reading this as transfer, in sentences; empty if nothing does.
     """
 
     names: tuple[str, ...]
@@ -64,6 +68,8 @@ class Transfer:
     n_boot: int
     n_perm: int
     seed: int
+    offset: str = "none"
+    caveats: tuple[str, ...] = ()
 
     @property
     def matrix(self) -> np.ndarray:
@@ -96,14 +102,14 @@ class Transfer:
                 f"{n} of the {self.k} heads chosen on {r['chosen_on']} {verb} wrong more often than chance on "
                 f"{r['tested_on']}."
             )
-        return " ".join(parts)
+        return " ".join([*parts, *self.caveats])
 
     def __repr__(self) -> str:
         return f"Transfer({self.k} heads chosen on {', '.join(self.rows)}; tested on {', '.join(self.names)})"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; undefined numbers are None."""
-        fields = ("names", "rows", "trials", "k", "alpha", "level", "n_boot", "n_perm", "seed")
+        fields = ("names", "rows", "trials", "k", "offset", "alpha", "level", "n_boot", "n_perm", "seed", "caveats")
         return json_ready(
             {
                 **{name: getattr(self, name) for name in fields},
@@ -123,6 +129,7 @@ def transfer(
     test: str = "test",
     mix: bool = True,
     by: str = "accuracy",
+    offset: str = "none",
     normalise: str = "sum",
     alpha: float = 0.05,
     level: float = 0.95,
@@ -133,7 +140,11 @@ def transfer(
     """Choose k heads on the calibration trials of each set, and test them on the test trials of every set.
 
     The mix takes equal numbers of calibration trials from each set (as many as the smallest has; whole groups, drawn
-    at random) and counts the sets alike. No calibration offset is taken: it belongs to the candidates of one set.
+    at random) and counts the sets alike.
+
+    A calibration offset belongs to the candidates of one set, so it never travels: heads are chosen with the offset of
+    the trials they are chosen by, and tested with the offset of the tested set's own calibration trials. It looks at no
+    label, but with it a head is no longer tested on a set of which nothing is known.
 
     Args:
         sets: Scores of one model by name of the data set, each with both splits.
@@ -142,6 +153,8 @@ def transfer(
         test: Name of the split they are tested on.
         mix: Also choose on a mix of all sets.
         by: ``"accuracy"`` or ``"auroc"``, what they are chosen by.
+        offset: ``"none"``, or ``"median"`` to take off each head's standing preference, as each set's calibration
+            trials show it (``offsets``).
         normalise: ``"sum"`` or ``"mean"`` over tokens of the model's own log-probabilities.
         alpha: Significance level for calling a head right or inverted on a set.
         level: Confidence level.
@@ -149,10 +162,15 @@ def transfer(
         n_perm: Permutations.
         seed: Seed of the draws.
 
+    Warns:
+        UserWarning: With their number, also in ``caveats``, if two sets share trials (the same prompt, or the same id
+            where records know no prompt): heads are then not tested on other data.
+
     Raises:
         InvalidInput: If there are fewer than two sets, they are of models of different shape, a set is named ``"mix"``,
-            fewer than k heads have scores, a chosen head lacks scores in a test set, or an option is out of range.
-        UnknownName: If a set lacks a split, or the criterion is unknown.
+            fewer than k heads have scores, a chosen head lacks scores in a test set, a median offset cannot be taken in
+            a set, or an option is out of range.
+        UnknownName: If a set lacks a split, or the criterion or the offset is unknown.
     """
     import pandas as pd
 
@@ -162,18 +180,23 @@ def transfer(
     check_count("n_perm", n_perm)
     if not 0 < alpha < 1:
         raise InvalidInput(f"alpha is {alpha!r}; a significance level lies between 0 and 1, such as 0.05.")
-    parts = {name: [align(one.split(calibration))] for name, one in sets.items()}
+    parts, tested = {}, {}
+    for name, one in sets.items():
+        chosen_from, held_out, taken = fitted(one.split(calibration), one.split(test), offset)
+        parts[name], tested[name] = [chosen_from], (held_out, taken)
+    caveats = _shared({name: (parts[name][0], tested[name][0]) for name in sets})
+    for caveat in caveats:
+        warnings.warn(caveat, stacklevel=2)
     if mix:
         parts[MIX] = _mixed({name: part[0] for name, part in parts.items()}, seed)
-    rights = {row: [label_credit(p).mean(axis=0) for p in part] for row, part in parts.items()}
+    rights = {row: [label_credit(p, offsets(p, offset)).mean(axis=0) for p in part] for row, part in parts.items()}
     heads = {row: best_heads(part, rights[row], k, by=by) for row, part in parts.items()}
-    rows = []
-    for row, chosen in heads.items():
-        for name, one in sets.items():
-            cell = _cell(
-                one.split(test), chosen, normalise, alpha, n_perm, {"level": level, "n_boot": n_boot, "seed": seed}
-            )
-            rows.append({"chosen_on": row, "tested_on": name} | cell)
+    draws = {"level": level, "n_boot": n_boot, "seed": seed}
+    rows = [
+        {"chosen_on": row, "tested_on": name} | _cell(held_out, taken, chosen, normalise, alpha, n_perm, draws)
+        for row, chosen in heads.items()
+        for name, (held_out, taken) in tested.items()
+    ]
     return Transfer(
         names=tuple(sets),
         rows=tuple(parts),
@@ -187,10 +210,30 @@ def transfer(
         n_boot=n_boot,
         n_perm=n_perm,
         seed=seed,
+        offset=offset,
+        caveats=caveats,
     )
 
 
+def _shared(sets: Mapping[str, tuple[CandidateScores, CandidateScores]]) -> tuple[str, ...]:
+    """A caveat for each two sets (calibration and test trials by name) that have trials in common."""
+    keys = {name: tuple(set(trial_keys(part)) for part in parts) for name, parts in sets.items()}
+    found = []
+    for (a, (a_chosen, a_tested)), (b, (b_chosen, b_tested)) in itertools.combinations(keys.items(), 2):
+        both = (a_chosen | a_tested) & (b_chosen | b_tested)
+        crossing = (a_chosen & b_tested) | (b_chosen & a_tested)
+        if both:
+            worse = f", {len(crossing)} of which choose heads in one and test them in the other" if crossing else ""
+            found.append(
+                f"{a!r} and {b!r} share {len(both)} trials{worse}: between these two the matrix shows no transfer to "
+                "other data."
+            )
+    return tuple(found)
+
+
 def _check_sets(sets: Mapping[str, CandidateScores], mix: bool) -> None:
+    if not isinstance(mix, bool):
+        raise InvalidInput(f"mix is {mix!r}; give True (also choose on all sets mixed) or False.")
     if not isinstance(sets, Mapping) or len(sets) < 2:
         raise InvalidInput(
             "transfer needs a mapping of at least two data sets' scores by name, such as {'a': a, 'b': b}."
@@ -223,14 +266,15 @@ def _mixed(parts: Mapping[str, CandidateScores], seed: int) -> list[CandidateSco
 
 
 def _cell(
-    scores: CandidateScores, heads: HeadSet, normalise: str, alpha: float, n_perm: int, draws: dict[str, Any]
-) -> dict[str, Any]:
+    scores: CandidateScores, offset: np.ndarray | None, heads: HeadSet, normalise: str, alpha: float, n_perm: int,
+    draws: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """One pair of sets."""
     chosen_heads(scores, heads, ())
     rows = np.arange(len(scores))
-    credit = head_credit(scores, heads, None)[rows, scores.labels].mean(axis=1)
+    credit = head_credit(scores, heads, offset)[rows, scores.labels].mean(axis=1)
     base = baseline_credit(scores, normalise=normalise)[rows, scores.labels]
-    test = permutation_test(scores, heads=heads, n_perm=n_perm, seed=draws["seed"])
+    test = permutation_test(scores, offset=offset, heads=heads, n_perm=n_perm, seed=draws["seed"])
     cell: dict[str, Any] = {"n": len(scores)}
     for name, x, low in (("accuracy", credit, 0.0), ("baseline", base, 0.0), ("difference", credit - base, -1.0)):
         one = interval(x, scores.groups, **draws, low=low)
