@@ -37,7 +37,7 @@ _HOME = {
     "Intervention": "interventions",
     "zero_ablation": "interventions",
     "mean_ablation": "interventions",
-    "random_heads": "sweep",
+    "random_heads": "sweep_controls",
     "read_heads": "head_files",
     "write_heads": "head_files",
     "TunedLens": "lens",
@@ -108,7 +108,7 @@ if TYPE_CHECKING:
     from mechheads.methods import method
     from mechheads.model import Model, load
     from mechheads.scores import HeadScores, SweepResult
-    from mechheads.sweep import random_heads
+    from mechheads.sweep_controls import random_heads
     from mechheads.trials import Span, Trial, TrialSet
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from mechheads.agreement import Agreement, agreement
 from mechheads.candidate_runner import CandidateJob, CandidateOptions, candidate_key, score_candidates
 from mechheads.candidate_scores import CandidateScores
+from mechheads.engines import LocalEngine, RayEngine
 from mechheads.errors import InvalidInput, MechheadsError
 from mechheads.generate import Generation, generate
 from mechheads.interventions import Intervention, apply
@@ -25,8 +26,11 @@ from mechheads.pruning import run_pruning
 from mechheads.runner import RunOptions, check_options, live, resolved_options, score_jobs, score_trials
 from mechheads.scores import HeadScores, SweepResult
 from mechheads.store import Store
-from mechheads.sweep import RandomHeads, run_sweep
+from mechheads.sweep import run_sweep
+from mechheads.sweep_controls import RandomHeads
+from mechheads.sweep_sets import Controls
 from mechheads.tables import Job
+from mechheads.tasks import Task
 from mechheads.trials import Span, Trial, TrialSet
 from mechheads.verdicts import Evaluation, evaluate, offsets
 
@@ -333,32 +337,45 @@ class CircuitAnalysis:
         self,
         rankings: Any,
         *,
-        k: int | Sequence[int],
-        trials: TrialSet | Sequence[Trial] | Mapping[str, TrialSet],
-        intervention: Intervention,
-        controls: RandomHeads | None = None,
+        k: Any,
+        trials: TrialSet | Task | Sequence[Trial] | Mapping[str, TrialSet | Task],
+        intervention: Intervention | Mapping[str, Intervention],
+        controls: RandomHeads | Controls | None = None,
+        sides: Sequence[str] = ("ablated",),
+        seeds: Sequence[int] = (0,),
         max_new_tokens: int | Mapping[str, int] = 20,
-        batch_size: int = 8,
-    ) -> SweepResult:
-        """Ablate the top k heads of each ranking and see what the model still answers.
+        engine: LocalEngine | RayEngine | None = None,
+        batch_size: int = 64,
+        heads_per_block: int = 16,
+    ) -> Any:
+        """Ablate the top k heads of each ranking and see what the model still does.
+
+        With a store, cells are kept in its folder ``cells``, and a sweep that was stopped goes on where it was.
 
         Args:
             rankings: HeadScores or head sets by name; or one HeadScores, or one head set (best first).
-            k: Set sizes; the baseline is always run.
-            trials: Trials, or several tasks by name (the first is the target, the rest are controls).
-            intervention: ``mh.mean_ablation(...)`` or ``mh.zero_ablation()``; the sweep chooses the heads.
-            controls: ``mh.random_heads(...)`` or None.
+            k: Set sizes: counts, fractions of all heads, thresholds; the baseline is always run.
+            trials: Trials or a ``Task``, or several by name (the first is the target, the rest are controls).
+            intervention: ``mh.mean_ablation(...)``, ``mh.zero_ablation()``, ...; the sweep chooses the heads. Several
+                by label give a ``SweepSet``.
+            controls: ``mh.random_heads(...)``, ``mh.Controls(...)`` or None.
+            sides: ``"ablated"``, ``"kept"`` (all heads but the set) or both.
+            seeds: Seeds of a resample ablation.
             max_new_tokens: Longest answer, tokens; one number, or one for each task.
-            batch_size: Trials run together.
+            engine: ``mh.LocalEngine(processes=4)`` or ``mh.RayEngine(...)``; None: this process.
+            batch_size: Rows (a prompt under a head set) run together.
+            heads_per_block: Most head sets that share a prompt's clean run.
 
         Returns:
-            Per-trial results of every cell, with means and intervals derived from them.
+            A ``SweepResult``: per-trial results of every cell, with means and intervals derived from them; or a
+            ``SweepSet`` of them.
         """
         if isinstance(trials, Mapping):
-            tasks = {name: TrialSet.of(t) for name, t in trials.items()}
+            tasks = {name: t if isinstance(t, Task) else TrialSet.of(t) for name, t in trials.items()}
         else:
-            one = TrialSet.of(trials)
+            one = trials if isinstance(trials, Task) else TrialSet.of(trials)
             tasks = {one.name: one}
+        keeps = self.store is not None and not self.model.backend.hooked()
         return run_sweep(
             self.model,
             rankings,
@@ -366,8 +383,13 @@ class CircuitAnalysis:
             tasks=tasks,
             intervention=intervention,
             controls=controls,
+            sides=sides,
+            seeds=seeds,
             max_new_tokens=max_new_tokens,
+            store=self.store.path / "cells" if keeps and self.store is not None else None,
+            engine=engine,
             batch_size=batch_size,
+            heads_per_block=heads_per_block,
             progress=self.progress,
         )
 

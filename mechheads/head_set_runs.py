@@ -233,7 +233,10 @@ class _Run:
     def chunk(self, pending: _Pending, programs: list[int]) -> None:
         """Run some prompts under some programs, and file what they say."""
         for one in (one for _, told in pending for one in told.values()):
-            one.decoded, one.candidate_logprobs = Decoded(), ()  # a run that memory did not suffice for began to fill it
+            one.decoded, one.candidate_logprobs = (
+                Decoded(),
+                (),
+            )  # a run that memory did not suffice for began to fill it
         acting = Acting(self.model, self.acts(programs))
         acting.held = frozenset(ask.prompt for ask, _ in pending)
         names = [{"kind": "head sets", "n": len(programs)}]

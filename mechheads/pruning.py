@@ -18,7 +18,7 @@ from mechheads.model import Model
 from mechheads.progress import progress_bar
 from mechheads.provenance import collect
 from mechheads.stats import check_count
-from mechheads.sweep import Cell, RandomHeads, caveats, plan_cells
+from mechheads.sweep_controls import Cell, RandomHeads, caveats, plan_cells
 from mechheads.sweep_result import SweepResult
 from mechheads.trials import Trial, TrialSet
 from mechheads.verdicts.decisions import answered

@@ -1,338 +1,242 @@
-"""Ablation sweeps: rankings x k x tasks, with random heads that are never the tested ones."""
+"""Ablation sweeps: rankings x k x tasks x interventions, with random heads that are never the tested ones."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from mechheads.cell_store import CellStore
+from mechheads.engines import LocalEngine, RayEngine
 from mechheads.errors import InvalidInput
-from mechheads.generate import Generation, generate
-from mechheads.heads import HeadSet, draw_random_heads
-from mechheads.interventions import Intervention, apply
+from mechheads.head_set_runs import RunLimits
+from mechheads.interventions import Intervention
 from mechheads.model import Model
-from mechheads.progress import progress_bar
 from mechheads.provenance import collect, content_hash
-from mechheads.runner import prompt_hash
-from mechheads.scores import HeadScores, SweepResult
-from mechheads.text import contains_answer, exact_match, rouge1_recall, rougeL_f
-from mechheads.trials import Trial, TrialSet
+from mechheads.scores import HeadScores
+from mechheads.sweep_controls import Cell, RandomHeads, as_rankings, caveats, named_rankings, plan_cells, random_heads
+from mechheads.sweep_plan import SweepPlan, plan
+from mechheads.sweep_result import SweepResult
+from mechheads.sweep_run import SweepRun, run_plan
+from mechheads.sweep_set import SweepSet
+from mechheads.sweep_sets import Controls
+from mechheads.tasks import Task
+from mechheads.trials import TrialSet
 
-
-@dataclass(frozen=True)
-class RandomHeads:
-    """A control: random heads in place of the tested ones.
-
-    Attributes:
-        draws: Independent draws for each k.
-        exclude_tested: Never draw a head that any ranking's largest k tests.
-        match_layers: Draw as many heads in each layer as the first ranking's set has there.
-        seed: Seed of the draws.
-        at: The k at which to draw; all of the sweep's if None.
-    """
-
-    draws: int = 7
-    exclude_tested: bool = True
-    match_layers: bool = False
-    seed: int = 0
-    at: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise InvalidInput(f"draws is {self.draws}; a random control needs at least 1.")
-
-
-def random_heads(
-    *,
-    draws: int = 7,
-    exclude_tested: bool = True,
-    match_layers: bool = False,
-    seed: int = 0,
-    at: Sequence[int] | None = None,
-) -> RandomHeads:
-    """The random-heads control of a sweep; see ``RandomHeads``."""
-    return RandomHeads(draws, exclude_tested, match_layers, seed, None if at is None else tuple(at))
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One head set to ablate on one task."""
-
-    ranking: str
-    draw: int
-    k: int
-    heads: HeadSet
-
-
-def plan_cells(
-    rankings: Mapping[str, HeadSet],
-    k: int | Sequence[int],
-    shape: tuple[int, int],
-    controls: RandomHeads | None,
-) -> list[Cell]:
-    """The head sets of a sweep: a baseline, the first k of each ranking, and random sets.
-
-    Args:
-        rankings: Heads by ranking, best first.
-        k: Set sizes; 0 is the baseline and always there.
-        shape: Layers and heads of the model.
-        controls: Random control, or None.
-
-    Raises:
-        InvalidInput: If a k is larger than a ranking, or too few heads are left to draw from.
-    """
-    n_layers, n_heads = shape
-    sizes = _sizes(k)
-    reserved = {"none", "random"} & set(rankings)
-    if reserved:
-        raise InvalidInput(f"a ranking cannot be called {reserved.pop()!r}; that names a control.")
-    cells = [Cell("none", 0, 0, HeadSet())]
-    for name, heads in rankings.items():
-        heads.check(n_layers, n_heads)
-        for size in sizes:
-            if size > len(heads):
-                raise InvalidInput(f"k = {size}, but the ranking {name!r} has {len(heads)} heads.")
-            cells.append(Cell(name, 0, size, heads[:size]))
-    if controls is None or not sizes:
-        return cells
-    tested = HeadSet()
-    for heads in rankings.values():
-        tested = tested | heads[: sizes[-1]]
-    first = next(iter(rankings.values()), HeadSet())
-    drawn_at = sizes if controls.at is None else _sizes(controls.at)
-    if not set(drawn_at) <= set(sizes):
-        raise InvalidInput(f"random heads are asked at k = {drawn_at}, but the sweep has k = {sizes}.")
-    for size in drawn_at:
-        for draw in range(controls.draws):
-            drawn = draw_random_heads(
-                n_layers,
-                n_heads,
-                size,
-                seed=_seed(controls.seed, size, draw),
-                exclude=tested if controls.exclude_tested else None,
-                match_layers=first[:size] if controls.match_layers else None,
-            )
-            cells.append(Cell("random", draw, size, drawn))
-    return cells
-
-
-def _sizes(k: int | Sequence[int]) -> list[int]:
-    """Set sizes without the baseline, rising, each once."""
-    k = [k] if isinstance(k, int) else list(k)
-    for x in k:
-        if isinstance(x, bool) or x != int(x) or x < 0:
-            raise InvalidInput(f"k holds {x!r}; set sizes are whole numbers from 0.")
-    return sorted({int(x) for x in k} - {0})
-
-
-def _seed(*parts: int) -> int:
-    """One seed from several numbers, the same on every machine."""
-    return int(content_hash(list(parts))[:12], 16)
-
-
-def named_rankings(rankings: Any) -> dict[str, Any]:
-    """Rankings by name, from a mapping, one HeadScores (named by its method) or one head set."""
-    if isinstance(rankings, Mapping):
-        return dict(rankings)
-    if isinstance(rankings, HeadScores):
-        return {rankings.method: rankings}
-    return {"given": HeadSet.parse(rankings)}
-
-
-def as_rankings(rankings: Mapping[str, Any]) -> dict[str, HeadSet]:
-    """Head sets from HeadScores (their full ranking) or from anything a head set parses from."""
-    if not rankings:
-        raise InvalidInput("a sweep needs at least one ranking, such as {'locos': locos}.")
-    return {
-        name: value.ranking() if isinstance(value, HeadScores) else HeadSet.parse(value)
-        for name, value in rankings.items()
-    }
-
-
-def _check_tasks(model: Model, tasks: Mapping[str, TrialSet]) -> None:
-    """Refuse before the first pass what would fail in the middle of the sweep."""
-    if not tasks:
-        raise InvalidInput("a sweep needs at least one task, such as {'passkey': trials}.")
-    for task, trials in tasks.items():
-        if not len(trials):
-            raise InvalidInput(f"the task {task!r} has no trials.")
-        for trial in trials:
-            model.check_tokens(trial.tokens, what=f"trial {trial.id!r} of task {task!r}")
-            if trial.answer is None:
-                raise InvalidInput(f"trial {trial.id!r} has no gold answer, so a sweep cannot judge it.")
-
-
-def judge_answer(trial: Trial, said: Generation) -> dict[str, float]:
-    """Metrics of one answer: ``correct`` (the gold answer stands in it as whole words), and how close it is."""
-    if trial.answer is None:
-        raise InvalidInput(f"trial {trial.id!r} has no gold answer, so a sweep cannot judge it.")
-    return {
-        "correct": float(contains_answer(said.text, trial.answer)),
-        "exact_match": float(exact_match(said.text, trial.answer)),
-        "rouge1_recall": rouge1_recall(said.text, trial.answer),
-        "rougeL_f": rougeL_f(said.text, trial.answer),
-    }
+__all__ = ["Cell", "Controls", "RandomHeads", "plan_cells", "plan_sweep", "random_heads", "run_sweep"]
 
 
 def run_sweep(
     model: Model,
     rankings: Any,
     *,
-    k: int | Sequence[int],
-    tasks: Mapping[str, TrialSet],
-    intervention: Intervention,
-    controls: RandomHeads | None = None,
+    k: Any,
+    tasks: Mapping[str, TrialSet | Task],
+    intervention: Intervention | Mapping[str, Intervention],
+    controls: RandomHeads | Controls | None = None,
+    sides: Sequence[str] = ("ablated",),
+    seeds: Sequence[int] = (0,),
     max_new_tokens: int | Mapping[str, int] = 20,
-    batch_size: int = 8,
+    store: CellStore | str | Path | None = None,
+    engine: LocalEngine | RayEngine | None = None,
+    batch_size: int = 64,
+    heads_per_block: int = 16,
     progress: bool | None = None,
-) -> SweepResult:
-    """Ablate the first k heads of each ranking and see what the model still answers.
+) -> SweepResult | SweepSet:
+    """Ablate the first k heads of each ranking and see what the model still does.
 
     Args:
         model: The model.
         rankings: HeadScores or head sets by name, best first; or one of them alone.
-        k: Set sizes; the baseline (0) is always run.
-        tasks: Trials by task name; the first is the target, the others are controls.
-        intervention: What to do to the heads (``mean_ablation(...)``, ``zero_ablation()``).
-        controls: Random heads, or None.
-        max_new_tokens: Longest answer, tokens; one number, or one for each task.
-        batch_size: Trials run together.
+        k: Set sizes: counts, fractions of all heads, or ``Threshold``; the baseline (0) is always run.
+        tasks: Tasks, or trials, by name; the first is the target, the others are controls. Trials with a gold answer
+            are answered, trials with candidates alone are a choice (``Task.of``).
+        intervention: What to do to the heads (``mean_ablation(...)``, ``zero_ablation()``); or several by label.
+        controls: Random heads; or ``Controls``, for bottom and nearest-to-zero heads too. None: none.
+        sides: ``"ablated"`` (the set: is it needed?) and ``"kept"`` (all heads but the set: does it suffice?).
+        seeds: Seeds of a resample ablation; each is a draw of the result.
+        max_new_tokens: Longest answer, tokens; one number, or one for each task. A ``Task`` has its own.
+        store: A ``CellStore`` or its folder, so that a rerun computes only what is missing; None keeps nothing.
+        engine: Where cells run; None: in this process.
+        batch_size: Rows run together, a row being a prompt under a head set; changes nothing beyond rounding.
+        heads_per_block: Most head sets that share a prompt's clean run.
         progress: Show a bar (None: only on a terminal).
 
-    Ctrl-C keeps the cells that are done and says so in ``meta["complete"]``. A warning says when heads were chosen
-    on trials they are tested on, when a mean was taken on them, or when scores come from other weights; the same
-    stands in ``meta["caveats"]``.
+    The first Ctrl-C finishes the block in hand and keeps the cells that are done (``meta["complete"]`` is then False);
+    cells that failed are named in a warning and in ``meta["failed"]``. A warning says when heads were chosen on trials
+    they are tested on, when a mean was taken on them, or when scores come from other weights; the same stands in
+    ``meta["caveats"]``.
 
     Returns:
-        Per-trial results of every cell.
+        Per-trial results of every cell: a ``SweepResult`` for one intervention on one side, else a ``SweepSet``.
 
     Raises:
         InvalidInput: If rankings, sizes or trials do not fit, or the intervention names heads already.
+        OutputNotWritable: If the store cannot be written; what is in it stays.
     """
     given = named_rankings(rankings)
-    ranked = as_rankings(given)
-    if not isinstance(intervention, Intervention) or intervention.heads is not None:
-        raise InvalidInput("a sweep takes an intervention without heads, such as mh.zero_ablation(), and chooses them.")
-    cells = plan_cells(ranked, k, (model.spec.n_layers, model.spec.n_heads), controls)
-    _check_tasks(model, tasks)
-    longest = _longest_answers(max_new_tokens, tasks)
-    found = caveats(model, given, intervention, tasks)
+    several = isinstance(intervention, Mapping) or tuple(sides) != ("ablated",)
+    doing = _named_interventions(intervention)
+    ready = as_tasks(model, tasks, max_new_tokens)
+    made = plan_sweep(model, given, k=k, tasks=ready, interventions=doing, controls=controls, sides=sides, seeds=seeds)
+    found = list(dict.fromkeys(c for one in doing.values() for c in caveats(model, given, one, _trials(ready))))
     for caveat in found:
         warnings.warn(caveat, stacklevel=3)
-    prepared = intervention.prepare(model, batch_size=batch_size)
-    rows, complete = _run_cells(model, cells, prepared, tasks, longest, batch_size, progress)
-    meta = collect(
-        model.describe(),
-        "sweep",
-        {
-            "intervention": prepared.describe(),
-            "k": [0, *_sizes(k)],
-            "controls": None if controls is None else asdict(controls),
-            "max_new_tokens": longest,
-            "stop_at_newline": True,
-            "rankings": {name: heads.labels for name, heads in ranked.items()},
-        },
-        "+".join(tasks),
-        content_hash({name: t.hash for name, t in tasks.items()}),
-        {name: t.options for name, t in tasks.items()},
-        seed=None if controls is None else controls.seed,
-        complete=complete,
-        caveats=found,
-        ablated=model.backend.hooked(),
-        interventions=list(model.ablations),
-        task_hashes={name: t.hash for name, t in tasks.items()},
+    run = run_plan(
+        model,
+        made,
+        ready,
+        doing,
+        store=CellStore(store) if isinstance(store, (str, Path)) else store,
+        engine=engine,
+        limits=RunLimits(rows=batch_size),
+        heads_per_block=heads_per_block,
+        progress=progress,
     )
-    return SweepResult(pd.DataFrame(rows), meta)
+    if not run.complete:
+        warnings.warn(_incomplete(run), stacklevel=3)
+    results = sweep_results(model, made, run, given, ready, doing, controls, found)
+    if several:
+        return SweepSet(results, {"labels": list(results)})
+    return next(iter(results.values()))
 
 
-def _run_cells(
+def plan_sweep(
     model: Model,
-    cells: list[Cell],
-    prepared: Intervention,
-    tasks: Mapping[str, TrialSet],
-    longest: Mapping[str, int],
-    batch_size: int,
-    progress: bool | None,
-) -> tuple[list[dict[str, Any]], bool]:
-    """Rows of every cell, each head set run once a task; False if Ctrl-C ended it early."""
-    rows: list[dict[str, Any]] = []
-    done: dict[tuple[str, frozenset], list[Generation]] = {}
-    with progress_bar("ablation cells", len(cells) * len(tasks), show=progress) as advance:
-        for task, trials in tasks.items():
-            for cell in cells:
-                key = (task, frozenset(cell.heads))
-                try:
-                    if key not in done:
-                        with apply(model, prepared.on(cell.heads)):
-                            done[key] = generate(
-                                model,
-                                [t.tokens for t in trials],
-                                max_new_tokens=longest[task],
-                                stop_at_newline=True,
-                                batch_size=batch_size,
-                            )
-                except KeyboardInterrupt:
-                    if not rows:
-                        raise  # nothing to keep, so it is an ordinary Ctrl-C
-                    warnings.warn("interrupted: the cells that are done are kept.", stacklevel=4)
-                    return rows, False
-                rows += _rows(cell, task, trials, done[key])
-                advance(1)
-    return rows, True
+    rankings: Mapping[str, Any],
+    *,
+    k: Any,
+    tasks: Mapping[str, Task],
+    interventions: Mapping[str, Intervention],
+    controls: RandomHeads | Controls | None = None,
+    sides: Sequence[str] = ("ablated",),
+    seeds: Sequence[int] = (0,),
+    k_beyond: str = "refuse",
+) -> SweepPlan:
+    """The plan of ``run_sweep``, to be read and counted before it is run.
+
+    Raises:
+        InvalidInput: As ``run_sweep`` does.
+    """
+    heads = as_rankings(rankings)
+    # Scores stay scores where there are any, for bottom and nearest-to-zero sets and thresholds.
+    ranked = {name: one if isinstance(one, HeadScores) else heads[name] for name, one in rankings.items()}
+    return plan(
+        ranked,
+        k=k,
+        tasks={name: len(task.trials) for name, task in tasks.items()},
+        shape=(model.spec.n_layers, model.spec.n_heads),
+        interventions={
+            label: tuple(seeds) if one.kind == "resample" else (one.seed,) for label, one in interventions.items()
+        },
+        sides=sides,
+        controls=Controls(controls) if isinstance(controls, RandomHeads) else controls,
+        k_beyond=k_beyond,
+    )
 
 
-def caveats(
-    model: Model, rankings: Mapping[str, Any], intervention: Intervention, tasks: Mapping[str, TrialSet]
-) -> list[str]:
-    """What would make the sweep say less than it seems to."""
-    target = next(iter(tasks.values()))
-    tested = {prompt_hash(t) for t in target}
-    weights = None
-    out = []
-    for name, scores in rankings.items():
-        if not isinstance(scores, HeadScores):
-            continue
-        shared = len(tested & {r.get("prompt_hash") for r in scores.records})
-        if shared:
-            out.append(
-                f"the ranking {name!r} was chosen on {shared} of the {len(target)} trials it is tested on; choose "
-                "heads on the calibration split and test them on the other."
-            )
-        weights = weights or model.weight_hash()
-        if scores.meta.get("model", {}).get("weight_hash", weights) != weights:
-            out.append(f"the ranking {name!r} was scored on other weights than the model it is tested on.")
-    shared = len(tested & {prompt_hash(t) for t in intervention.reference or ()})
-    if shared:
-        out.append(f"the mean is taken over {shared} of the {len(target)} trials it is tested on.")
+def as_tasks(
+    model: Model, tasks: Mapping[str, TrialSet | Task], max_new_tokens: int | Mapping[str, int] = 20
+) -> dict[str, Task]:
+    """Tasks by name, all of whose trials the model can run; refused before the first pass where one cannot.
+
+    Raises:
+        InvalidInput: For no tasks, a task without trials, or trials that cannot be run or judged.
+    """
+    if not tasks:
+        raise InvalidInput("a sweep needs at least one task, such as {'passkey': trials}.")
+    longest = _longest_answers(max_new_tokens, tasks)
+    out = {
+        name: one if isinstance(one, Task) else Task.of(name, one, max_new_tokens=longest[name])
+        for name, one in tasks.items()
+    }
+    for name, task in out.items():
+        for trial in task.trials:
+            model.check_tokens(trial.tokens, what=f"trial {trial.id!r} of task {name!r}")
     return out
 
 
-def _longest_answers(given: int | Mapping[str, int], tasks: Mapping[str, TrialSet]) -> dict[str, int]:
+def sweep_results(
+    model: Model,
+    made: SweepPlan,
+    run: SweepRun,
+    rankings: Mapping[str, Any],
+    tasks: Mapping[str, Task],
+    interventions: Mapping[str, Intervention],
+    controls: RandomHeads | Controls | None,
+    found: Sequence[str],
+) -> dict[str, SweepResult]:
+    """The results of a run by label, each with where it came from."""
+    described = model.describe()
+    random = controls.random if isinstance(controls, Controls) else controls
+    out = {}
+    for label, table in run.tables.items():
+        cells = [cell for cell in made.cells if cell.label == label]
+        doing = interventions[cells[0].intervention]
+        meta = collect(
+            described,
+            "sweep",
+            {
+                "intervention": doing.describe(),
+                "seeds": list(made.interventions[cells[0].intervention]),
+                "k": sorted({0, *(cell.k for cell in cells)}),
+                "controls": None if random is None else asdict(random),
+                "max_new_tokens": {name: task.max_new_tokens for name, task in tasks.items()},
+                "stop_at_newline": all(task.stop_at_newline for task in tasks.values()),
+                "rankings": {name: heads.labels for name, heads in as_rankings(rankings).items()},
+                "metrics": {name: list(task.measured) for name, task in tasks.items()},
+            },
+            "+".join(tasks),
+            content_hash({name: task.trials.hash for name, task in tasks.items()}),
+            {name: task.trials.options for name, task in tasks.items()},
+            seed=None if random is None else random.seed,
+            complete=run.complete,
+            caveats=list(found),
+            ablated=model.backend.hooked(),
+            interventions=list(model.ablations),
+            task_hashes={name: task.trials.hash for name, task in tasks.items()},
+            side=cells[0].side,
+            failed=[f"{key}: {error}" for key, error in run.report.failed],
+            notes=list(made.notes),
+        )
+        out[label] = SweepResult(table, meta)
+    return out
+
+
+def _named_interventions(given: Intervention | Mapping[str, Intervention]) -> dict[str, Intervention]:
+    """Interventions by label, none of which names heads."""
+    named = dict(given) if isinstance(given, Mapping) else {getattr(given, "kind", "?"): given}
+    for one in named.values():
+        if not isinstance(one, Intervention) or one.heads is not None:
+            raise InvalidInput(
+                "a sweep takes an intervention without heads, such as mh.zero_ablation(), and chooses them."
+            )
+    return named
+
+
+def _trials(tasks: Mapping[str, Task]) -> dict[str, TrialSet]:
+    return {name: task.trials for name, task in tasks.items()}
+
+
+def _incomplete(run: SweepRun) -> str:
+    """What a run that did not come to its end says."""
+    report = run.report
+    if report.interrupted:
+        return f"interrupted: the {report.done + report.skipped} cells that are done are kept, {report.left} are left."
+    first = report.failed[0]
+    return (
+        f"{len(report.failed)} cells failed and are left out (the first, {first[0]}: {first[1]}); run again to try "
+        "them again."
+    )
+
+
+def _longest_answers(given: int | Mapping[str, int], tasks: Mapping[str, Any]) -> dict[str, int]:
     """Longest answer of each task, from one number or a number for each."""
     if isinstance(given, int):
         return dict.fromkeys(tasks, given)
-    missing = [task for task in tasks if task not in given]
+    missing = [task for task in tasks if task not in given and not isinstance(tasks[task], Task)]
     if missing:
         raise InvalidInput(f"max_new_tokens names no length for the task {missing[0]!r}; it names {sorted(given)}.")
-    return {task: given[task] for task in tasks}
-
-
-def _rows(cell: Cell, task: str, trials: TrialSet, said: list[Generation]) -> list[dict[str, Any]]:
-    """Tidy rows of one cell."""
-    return [
-        {
-            "ranking": cell.ranking,
-            "draw": cell.draw,
-            "k": cell.k,
-            "task": task,
-            "trial_id": trial.id,
-            "metric": metric,
-            "value": value,
-            "heads": " ".join(cell.heads.labels),
-        }
-        for trial, one in zip(trials, said, strict=True)
-        for metric, value in judge_answer(trial, one).items()
-    ]
+    return dict(given)

@@ -17,8 +17,8 @@ from mechheads.heads import HeadSet
 from mechheads.stats import check_count
 from mechheads.study_fields import BASELINE, BOTTOM, NEAREST_ZERO, RANDOM
 from mechheads.study_model import Study
-from mechheads.sweep import RandomHeads
 from mechheads.sweep_cells import COLUMNS
+from mechheads.sweep_controls import RandomHeads
 from mechheads.sweep_set import KEPT_SUFFIX
 from mechheads.sweep_sets import Controls, NamedSet, Ranked, Threshold, named_sets
 

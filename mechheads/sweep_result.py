@@ -13,31 +13,24 @@ import numpy as np
 from mechheads.errors import InvalidInput, ResultFileError, UnknownName
 from mechheads.provenance import json_ready
 from mechheads.result_files import read_table, write_table
-from mechheads.stats import (
-    Interval,
-    bootstrap_weights,
-    check_level,
-    paired_bootstrap,
-    paired_permutation,
-    percentiles,
-    wilson,
+from mechheads.stats import Interval, bootstrap_weights, check_level, paired_bootstrap, paired_permutation, percentiles
+from mechheads.sweep_cells import (
+    BASELINE,
+    area_rows,
+    by_trial,
+    cell_arrays,
+    checked_frame,
+    curve_rows,
+    with_baseline,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
-BASELINE = "none"
-COLUMNS = {
-    "ranking": str,
-    "draw": int,
-    "k": int,
-    "task": str,
-    "trial_id": str,
-    "metric": str,
-    "value": float,
-    "heads": str,
-}
-_CELL = ["ranking", "draw", "k", "task", "trial_id", "metric"]
+__all__ = ["BASELINE", "KEPT", "Comparison", "SweepResult"]
+
+# Value of meta["side"] where all heads but the k of a ranking are ablated.
+KEPT = "kept"
 
 
 @dataclass(frozen=True)
@@ -80,15 +73,22 @@ class SweepResult:
         frame: One row per measured value, columns ``ranking draw k task trial_id metric value heads``.
             The run without ablation has ranking ``"none"`` and k 0. ``draw`` numbers the draws of random
             controls and is 0 elsewhere; ``heads`` names the ablated heads.
-        meta: Provenance, JSON-ready.
+        meta: Provenance, JSON-ready. Where ``meta["side"]`` is ``"kept"`` all heads but a ranking's first k were
+            ablated: k counts the heads **kept**, k = 0 is the model without any head and may stand under any ranking,
+            and there is no ranking ``"none"``.
     """
 
     frame: pd.DataFrame
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "frame", _checked(self.frame))
-        object.__setattr__(self, "meta", json_ready(self.meta, where="meta"))
+        meta = json_ready(self.meta, where="meta")
+        if meta.get("side", "ablated") not in ("ablated", KEPT):
+            raise InvalidInput(
+                f"meta['side'] is {meta['side']!r}; it says which heads k counts: 'ablated' or {KEPT!r}."
+            )
+        object.__setattr__(self, "meta", meta)
+        object.__setattr__(self, "frame", checked_frame(self.frame, kept=self.kept))
 
     def __repr__(self) -> str:
         return (
@@ -97,13 +97,18 @@ class SweepResult:
         )
 
     @property
+    def kept(self) -> bool:
+        """Whether k counts the heads kept, all others being ablated."""
+        return self.meta.get("side") == KEPT
+
+    @property
     def rankings(self) -> list[str]:
         """Rankings in order of appearance, without the baseline."""
         return [r for r in dict.fromkeys(self.frame["ranking"]) if r != BASELINE]
 
     @property
     def ks(self) -> list[int]:
-        """Numbers of ablated heads, rising; 0 is the baseline."""
+        """Numbers of ablated (or kept) heads, rising; 0 is the baseline, or no head kept."""
         return sorted(set(self.frame["k"].tolist()))
 
     @property
@@ -117,17 +122,17 @@ class SweepResult:
         return list(dict.fromkeys(self.frame["metric"]))
 
     def cell(self, ranking: str, k: int, task: str, metric: str) -> pd.DataFrame:
-        """The rows of one cell; ``k=0`` gives the baseline for every ranking.
+        """The rows of one cell; ``k=0`` gives the baseline for every ranking, unless k counts the heads kept.
 
         Raises:
             UnknownName: If a name is not in the sweep.
             InvalidInput: If this cell was not measured.
         """
-        self._known("ranking", ranking, [*self.rankings, BASELINE])
+        self._known("ranking", ranking, self._known_rankings())
         self._known("task", task, self.tasks)
         self._known("metric", metric, self.metrics)
         frame = self.frame
-        of_ranking = frame["ranking"] == (BASELINE if k == 0 else ranking)
+        of_ranking = frame["ranking"] == (BASELINE if k == 0 and not self.kept else ranking)
         here = of_ranking & (frame["task"] == task) & (frame["metric"] == metric)
         rows = frame.loc[here & (frame["k"] == k)]
         if rows.empty:
@@ -163,8 +168,8 @@ class SweepResult:
 
         Returns:
             A row per (ranking, task, k): ``ranking task k mean ci_low ci_high draw_min draw_max n_trials
-            n_draws``, with the baseline as k=0 of every ranking. ``draw_min`` and ``draw_max`` are the
-            extremes of the draws' own means. Intervals are NaN for fewer than two trials.
+            n_draws``, with the baseline as k=0 of every ranking (not where k counts the heads kept). ``draw_min`` and
+            ``draw_max`` are the extremes of the draws' own means. Intervals are NaN for fewer than two trials.
 
         Raises:
             UnknownName: If a name is not in the sweep.
@@ -175,29 +180,7 @@ class SweepResult:
         check_level(level)
         rows = []
         for name, cells in self._tasks(metric, task, ranking).items():
-            samples = _resample(cells, n_boot, seed)
-            for (of_ranking, k), by_draw in cells.items():
-                low, high = percentiles(samples[of_ranking, k], level)
-                per_trial = _within_trial(by_draw)
-                n, means = int(np.isfinite(per_trial).sum()), _mean(by_draw)
-                few = n < 2
-                if _unanimous(by_draw):
-                    exact = wilson(round(float(per_trial[np.isfinite(per_trial)].sum())), n, level=level)
-                    low, high = exact.low, exact.high
-                rows.append(
-                    {
-                        "ranking": of_ranking,
-                        "task": name,
-                        "k": k,
-                        "mean": float(_mean(per_trial[None])[0]),
-                        "ci_low": np.nan if few else float(low),
-                        "ci_high": np.nan if few else float(high),
-                        "draw_min": float(means.min()),
-                        "draw_max": float(means.max()),
-                        "n_trials": n,
-                        "n_draws": len(by_draw),
-                    }
-                )
+            rows += curve_rows(name, cells, level=level, n_boot=n_boot, seed=seed)
         return pd.DataFrame(rows)
 
     def auc(
@@ -212,7 +195,8 @@ class SweepResult:
     ) -> pd.DataFrame:
         """Area under each curve over k: the trapezoid rule, divided by the range of k.
 
-        It has the unit of the metric: the mean height of the curve. Low = the ablated heads matter.
+        It has the unit of the metric: the mean height of the curve. Low = the ablated heads matter; where k counts the
+        heads kept, high = they suffice.
 
         Returns:
             A row per (ranking, task): ``ranking task auc ci_low ci_high k_min k_max n_k n_trials``; n_trials
@@ -227,32 +211,7 @@ class SweepResult:
         check_level(level)
         rows = []
         for name, cells in self._tasks(metric, task, ranking).items():
-            samples = _resample(cells, n_boot, seed)
-            for of_ranking in dict.fromkeys(r for r, _ in cells):
-                ks = sorted(k for r, k in cells if r == of_ranking)
-                if len(ks) < 2:
-                    raise InvalidInput(
-                        f"{of_ranking!r} on {name!r} has only k={ks}; an area needs two values of k "
-                        "(the baseline counts as k=0)."
-                    )
-                trials = [_within_trial(cells[of_ranking, k]) for k in ks]
-                n = min(int(np.isfinite(t).sum()) for t in trials)
-                area = _area(ks, np.array([_mean(t[None]) for t in trials]))
-                low, high = percentiles(_area(ks, np.array([samples[of_ranking, k] for k in ks])), level)
-                few = n < 2
-                rows.append(
-                    {
-                        "ranking": of_ranking,
-                        "task": name,
-                        "auc": float(area[0]),
-                        "ci_low": np.nan if few else float(low),
-                        "ci_high": np.nan if few else float(high),
-                        "k_min": ks[0],
-                        "k_max": ks[-1],
-                        "n_k": len(ks),
-                        "n_trials": n,
-                    }
-                )
+            rows += area_rows(name, cells, level=level, n_boot=n_boot, seed=seed)
         return pd.DataFrame(rows)
 
     def compare(
@@ -291,7 +250,7 @@ class SweepResult:
             if len(self.tasks) != 1:
                 raise InvalidInput(f"the sweep has the tasks {self.tasks}; say which one to compare on.")
             task = self.tasks[0]
-        x, y = (_by_trial(self.cell(r, 0 if r == BASELINE else k, task, metric)) for r in (a, b))
+        x, y = (by_trial(self.cell(r, 0 if r == BASELINE else k, task, metric)) for r in (a, b))
         shared = [trial for trial in x if trial in y]
         if not shared:
             raise InvalidInput(f"{a!r} and {b!r} share no trial at k={k} on {task!r}; nothing can be paired.")
@@ -388,6 +347,9 @@ class SweepResult:
         if name not in known:
             raise UnknownName(f"{kind} of the sweep", name, known)
 
+    def _known_rankings(self) -> list[str]:
+        return self.rankings if self.kept else [*self.rankings, BASELINE]
+
     def _tasks(
         self, metric: str, task: str | None, ranking: str | None
     ) -> dict[str, dict[tuple[str, int], np.ndarray]]:
@@ -396,119 +358,14 @@ class SweepResult:
         if task is not None:
             self._known("task", task, self.tasks)
         if ranking is not None:
-            self._known("ranking", ranking, [*self.rankings, BASELINE])
+            self._known("ranking", ranking, self._known_rankings())
         out: dict[str, dict[tuple[str, int], np.ndarray]] = {}
         wanted = [r for r in self.rankings if ranking in (None, r)] or [BASELINE]
         for name in self.tasks if task is None else [task]:
             rows = self.frame.loc[(self.frame["metric"] == metric) & (self.frame["task"] == name)]
-            cells = _with_baseline(_cells(rows), wanted)
+            cells = with_baseline(cell_arrays(rows), wanted)
             if cells:
                 out[name] = cells
         if not out:
             raise InvalidInput(f"{metric!r} was not measured on {task!r} for {' or '.join(wanted)}.")
         return out
-
-
-def _checked(frame: pd.DataFrame) -> pd.DataFrame:
-    """A copy with the columns in order and of their types, or InvalidInput."""
-    missing = [c for c in COLUMNS if c not in frame.columns]
-    if missing or frame.empty:
-        what = f"lacks the column {missing[0]!r}" if missing else "has no rows"
-        raise InvalidInput(f"the sweep's table {what}; it needs the columns {', '.join(COLUMNS)}.")
-    for name in ("draw", "k"):
-        if not all(isinstance(x, int) or float(x).is_integer() for x in frame[name].tolist()):
-            raise InvalidInput(f"the column {name!r} of the sweep's table must hold whole numbers.")
-    frame = frame[list(COLUMNS)].astype(COLUMNS).reset_index(drop=True)
-    stray = (frame["ranking"] == BASELINE) != (frame["k"] == 0)
-    if stray.any():
-        row = frame[stray].iloc[0]
-        raise InvalidInput(
-            f"a row has ranking {row['ranking']!r} and k {row['k']}; the run without ablation, and "
-            f"only that, has ranking {BASELINE!r} and k 0."
-        )
-    twice = frame.duplicated(_CELL)
-    if twice.any():
-        row = frame[twice].iloc[0][_CELL].to_dict()
-        raise InvalidInput(f"the sweep's table has two values for {row}; every cell and trial needs one.")
-    if np.isinf(frame["value"]).any():
-        row = frame[np.isinf(frame["value"])].iloc[0]
-        raise InvalidInput(f"{row['metric']} of trial {row['trial_id']!r} is {row['value']}; expected finite or NaN.")
-    return frame
-
-
-def _cells(rows: pd.DataFrame) -> dict[tuple[str, int], np.ndarray]:
-    """``[draw trial]`` by (ranking, k), over all trials that stand in the rows; NaN = not measured."""
-    place = {trial: i for i, trial in enumerate(sorted(set(rows["trial_id"])))}
-    values: dict[tuple[str, int], dict[int, np.ndarray]] = {}
-    columns = (rows[c].tolist() for c in ("ranking", "k", "draw", "trial_id", "value"))
-    for ranking, k, draw, trial, value in zip(*columns, strict=True):
-        by_draw = values.setdefault((ranking, k), {})
-        by_draw.setdefault(draw, np.full(len(place), np.nan))[place[trial]] = value
-    return {key: np.stack([by_draw[d] for d in sorted(by_draw)]) for key, by_draw in values.items()}
-
-
-def _by_trial(cell: pd.DataFrame) -> dict[str, float]:
-    """Mean over draws of each trial that has a value."""
-    values: dict[str, list[float]] = {}
-    for trial, value in zip(cell["trial_id"].tolist(), cell["value"].tolist(), strict=True):
-        if not np.isnan(value):
-            values.setdefault(trial, []).append(value)
-    return {trial: float(np.mean(v)) for trial, v in sorted(values.items())}
-
-
-def _with_baseline(cells: dict[tuple[str, int], np.ndarray], wanted: list[str]) -> dict[tuple[str, int], np.ndarray]:
-    """The wanted rankings' cells, rising in k, the baseline standing as k=0 of each."""
-    out = {}
-    for ranking in wanted:
-        own = {k: v for (r, k), v in cells.items() if r == ranking}
-        if own and (BASELINE, 0) in cells:
-            own[0] = cells[BASELINE, 0]
-        out |= {(ranking, k): own[k] for k in sorted(own)}
-    return out
-
-
-def _mean(rows: np.ndarray) -> np.ndarray:
-    """Mean of each row over its finite entries; NaN if there is none."""
-    defined = np.isfinite(rows)
-    count = defined.sum(axis=-1)
-    total = np.where(defined, rows, 0.0).sum(axis=-1)
-    return np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0)
-
-
-def _within_trial(by_draw: np.ndarray) -> np.ndarray:
-    """``[draw trial]`` to ``[trial]``: the mean over draws."""
-    return _mean(by_draw.T)
-
-
-def _resample(cells: Mapping[tuple[str, int], np.ndarray], n_boot: int, seed: int) -> dict[tuple[str, int], np.ndarray]:
-    """Bootstrap means of every cell, ``[n_boot]``, all from the same resampled trials.
-
-    Where a cell has several random draws, the draws are resampled too: another run would draw other heads.
-    """
-    if not cells:
-        return {}
-    rng = np.random.default_rng(seed)
-    n = next(iter(cells.values())).shape[1]
-    counts = bootstrap_weights(n, n_boot, rng).astype(np.float64)
-    draws = {d: bootstrap_weights(d, n_boot, rng).astype(np.float64) for d in sorted({len(c) for c in cells.values()})}
-    out = {}
-    for key, by_draw in cells.items():
-        defined = np.isfinite(by_draw)
-        of_draw = draws[len(by_draw)]
-        weight = np.einsum("bd,bt,dt->b", of_draw, counts, defined.astype(np.float64), optimize=True)
-        total = np.einsum("bd,bt,dt->b", of_draw, counts, np.where(defined, by_draw, 0.0), optimize=True)
-        out[key] = np.divide(total, weight, out=np.full(n_boot, np.nan), where=weight > 0)
-    return out
-
-
-def _unanimous(by_draw: np.ndarray) -> bool:
-    """Whether one draw's trials are all right or all wrong, where a bootstrap would have no width."""
-    values = by_draw[np.isfinite(by_draw)]
-    return len(by_draw) == 1 and len(values) > 0 and (bool((values == 0).all()) or bool((values == 1).all()))
-
-
-def _area(ks: list[int], heights: np.ndarray) -> np.ndarray:
-    """Trapezoid over the first axis ``[k ...]``, divided by the range of k."""
-    width = np.diff(np.array(ks, dtype=np.float64))
-    middle = (heights[1:] + heights[:-1]) / 2
-    return np.tensordot(width, middle, axes=1) / (ks[-1] - ks[0])

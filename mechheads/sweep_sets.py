@@ -15,7 +15,7 @@ from mechheads.provenance import content_hash
 from mechheads.pruning import head_counts
 from mechheads.scores import HeadScores
 from mechheads.study_fields import BOTTOM, NEAREST_ZERO, RANDOM
-from mechheads.sweep import RandomHeads
+from mechheads.sweep_controls import RandomHeads
 from mechheads.verdicts.decisions import accuracy, align, offsets
 from mechheads.verdicts.discrimination import auroc_parts
 

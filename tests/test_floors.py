@@ -15,7 +15,18 @@ PACKAGE = ROOT / "mechheads"
 TOP = 5
 
 # What a floor may import from outside, besides the standard library; higher floors may import anything.
-FLOOR_0 = {"numpy", "pandas", "pyarrow", "scipy", "plotly", "rouge_score", "yaml", "pydantic", "pydantic_core", "filelock"}
+FLOOR_0 = {
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "plotly",
+    "rouge_score",
+    "yaml",
+    "pydantic",
+    "pydantic_core",
+    "filelock",
+}
 OUTSIDE = {0: FLOOR_0, 1: FLOOR_0 | {"torch", "einops", "jaxtyping"}}
 # Packages that one module alone may import.
 SOLE_IMPORTER = {"transformer_lens": "model"}

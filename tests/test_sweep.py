@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import pytest
-import tiny
 from helpers import answered, counted
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +14,9 @@ from hypothesis import strategies as st
 import mechheads as mh
 from mechheads.generate import generate
 from mechheads.interventions import apply
-from mechheads.sweep import judge_answer, plan_cells, random_heads, run_sweep
-from mechheads.text import contains_answer, exact_match, rouge1_recall, rougeL_f
+from mechheads.sweep import plan_cells, random_heads, run_sweep
+from mechheads.tasks import Outcome, Task, continuation
+from mechheads.text import answer_f1, contains_answer, exact_match, rouge1_recall, rougeL_f
 
 A = mh.HeadSet(["L0H0", "L1H1", "L2H2", "L0H3", "L1H0"])
 B = mh.HeadSet(["L1H1", "L0H0", "L2H3", "L2H0", "L0H1"])
@@ -138,6 +137,15 @@ def sweep(llama: mh.Model, tasks: dict[str, mh.TrialSet], mean: mh.Intervention)
     )  # fmt: skip
 
 
+def forced_logprob(model: mh.Model, trial: mh.Trial, intervention: mh.Intervention) -> float:
+    """Mean log-probability of the gold answer's tokens, from one uncached run of prompt and answer."""
+    answer = continuation(model, trial, trial.answer or "")
+    with apply(model, intervention):
+        logprobs = model.logits([*trial.tokens, *answer]).log_softmax(-1)
+    at = range(len(trial.tokens) - 1, len(trial.tokens) - 1 + len(answer))
+    return float(np.mean([logprobs[i, token].item() for i, token in zip(at, answer, strict=True)]))
+
+
 def test_every_cell_equals_one_run_by_hand(
     llama: mh.Model, tasks: dict[str, mh.TrialSet], mean: mh.Intervention, sweep: mh.SweepResult
 ) -> None:
@@ -151,46 +159,54 @@ def test_every_cell_equals_one_run_by_hand(
         trials = tasks[task]
         with apply(llama, mean.on(heads)):
             said = generate(llama, [t.tokens for t in trials], max_new_tokens=6, stop_at_newline=True)
-        want = [
-            (t.id, metric, float(value))
+        want = {
+            (t.id, metric): value
             for t, g in zip(trials, said, strict=True)
             if t.answer is not None
             for metric, value in (
-                ("correct", contains_answer(g.text, t.answer)),
-                ("exact_match", exact_match(g.text, t.answer)),
+                ("answer_logprob", forced_logprob(llama, t, mean.on(heads))),
+                ("correct", float(contains_answer(g.text, t.answer))),
+                ("exact_match", float(exact_match(g.text, t.answer))),
+                ("f1", answer_f1(g.text, t.answer)),
                 ("rouge1_recall", rouge1_recall(g.text, t.answer)),
                 ("rougeL_f", rougeL_f(g.text, t.answer)),
             )
-        ]
-        assert list(rows[["trial_id", "metric", "value"]].itertuples(index=False, name=None)) == want
-        changed += any(value < 1 for _, metric, value in want if metric == "correct")
+        }
+        got = {(t, m): v for t, m, v in rows[["trial_id", "metric", "value"]].itertuples(index=False, name=None)}
+        assert got == pytest.approx(want, abs=2e-6) and len(rows) == len(want)
+        changed += any(value < 1 for (_, metric), value in want.items() if metric == "correct")
     assert changed > 4  # ablation does change answers here
 
 
-def test_the_baseline_answers_everything_and_is_run_once(
-    llama: mh.Model, tasks: dict[str, mh.TrialSet], sweep: mh.SweepResult, mean: mh.Intervention,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_the_baseline_answers_everything_and_is_run_once(tasks: dict[str, mh.TrialSet], sweep: mh.SweepResult) -> None:
     for task, trials in tasks.items():
         base = sweep.cell("a", 0, task, "correct")
         assert base["value"].tolist() == [1.0] * len(trials) and set(base["heads"]) == {""}
     assert len(sweep.frame.query("ranking == 'none' and metric == 'correct'")) == 9
-    # The twin prefills only where nothing is ablated: one batch of the target, one of the control.
-    with counted(llama, monkeypatch) as calls:
-        run_sweep(llama, {"a": A, "b": B}, k=(0, 1), tasks=tasks, intervention=mean, max_new_tokens=2)
-    assert calls["prefill"] == 2
+    assert sweep.frame.query("ranking == 'none'")["draw"].unique().tolist() == [0]
 
 
 def test_equal_head_sets_are_run_once(
     llama: mh.Model, tasks: dict[str, mh.TrialSet], mean: mh.Intervention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mechheads import cell_runs as module
+
+    real = module.run_head_sets
+
     def runs(rankings: dict[str, mh.HeadSet]) -> int:
-        with counted(llama, monkeypatch) as calls:
-            run_sweep(llama, rankings, k=(2,), tasks=tasks, intervention=mean, max_new_tokens=2)
-        return calls["run"]
+        ran = []
+
+        def count(model: Any, asks: Any, interventions: Any, programs: Any, **options: Any) -> Any:
+            ran.extend(programs)
+            return real(model, asks, interventions, programs, **options)
+
+        monkeypatch.setattr(module, "run_head_sets", count)
+        run_sweep(llama, rankings, k=(2,), tasks=tasks, intervention=mean, max_new_tokens=2)
+        return len(ran)
 
     assert set(A[:2]) == set(B[:2])
-    assert runs({"a": A, "b": B}) == runs({"a": A}) < runs({"a": A, "b": B[2:]})
+    assert runs({"a": A, "b": B}) == runs({"a": A}) == 2 * 2  # tasks x (the set and the baseline)
+    assert runs({"a": A, "b": B[2:]}) == 2 * 3
 
 
 def test_the_result_knows_where_it_came_from(
@@ -218,7 +234,7 @@ def test_the_result_knows_where_it_came_from(
 def test_the_same_sweep_twice_is_the_same(
     llama: mh.Model, tasks: dict[str, mh.TrialSet], mean: mh.Intervention, sweep: mh.SweepResult
 ) -> None:
-    again = run_sweep(
+    again: Any = run_sweep(
         llama, {"a": A, "b": B}, k=(3, 1), tasks=tasks, intervention=mean,
         controls=random_heads(draws=2, seed=5), max_new_tokens=6, batch_size=4,
     )  # fmt: skip
@@ -244,16 +260,17 @@ def test_results_survive_a_file(sweep: mh.SweepResult, tmp_path: Any) -> None:
 
 
 def test_judging_an_answer() -> None:
-    trial = mh.Trial(id="t", tokens=[5], answer="red door")
-    said = mh.CircuitAnalysis(tiny.shared("llama")).generate(tokens=[5], max_new_tokens=1)
+    task = Task.of(
+        "t", [mh.Trial(id="t", tokens=[5], answer="red door")], metrics=("correct", "exact_match", "rougeL_f")
+    )
 
     def judge(text: str) -> dict[str, float]:
-        return judge_answer(trial, dataclasses.replace(said, text=text))
+        return task.judge(task.trials[0], Outcome(text=text))
 
-    assert judge("Red door.") == {"correct": 1, "exact_match": 1, "rouge1_recall": 1, "rougeL_f": 1}
+    assert judge("Red door.") == {"correct": 1, "exact_match": 1, "rougeL_f": 1}
     long = judge("It is the red door")
     assert long["correct"] == 1 and long["exact_match"] == 0 and 0 < long["rougeL_f"] < 1
-    assert judge("a door, red") == {"correct": 0, "exact_match": 0, "rouge1_recall": 1, "rougeL_f": pytest.approx(0.4)}
+    assert judge("a door, red") == {"correct": 0, "exact_match": 0, "rougeL_f": pytest.approx(0.4)}
     assert set(judge("").values()) == {0.0}
 
 
@@ -265,7 +282,7 @@ def test_judging_an_answer() -> None:
         ({"tasks": {"target": mh.TrialSet([])}}, "the task 'target' has no trials"),
         (
             {"tasks": {"target": mh.TrialSet([mh.Trial(id="t", tokens=[5])])}},
-            "trial 't' has no gold answer, so a sweep cannot judge it",
+            "trial 't' has neither a gold answer nor candidates",
         ),
         (
             {"tasks": {"target": mh.TrialSet([mh.Trial(id="t", tokens=[5] * 129, answer="w5")])}},
@@ -313,9 +330,9 @@ def test_one_ranking_needs_no_name(llama: mh.Model, tasks: dict[str, mh.TrialSet
 def test_interrupted_sweep_keeps_its_cells(
     llama: mh.Model, tasks: dict[str, mh.TrialSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mechheads import sweep as module
+    from mechheads import cell_runs as module
 
-    real, calls = module.generate, []
+    real, calls = module.run_head_sets, []
 
     def stop_at_third(*args: Any, **options: Any) -> Any:
         calls.append(1)
@@ -323,10 +340,11 @@ def test_interrupted_sweep_keeps_its_cells(
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    monkeypatch.setattr(module, "generate", stop_at_third)
-    with pytest.warns(UserWarning, match="interrupted"):
+    monkeypatch.setattr(module, "run_head_sets", stop_at_third)
+    with pytest.warns(UserWarning, match="interrupted: the 2 cells that are done are kept, 1 are left"):
         result = mh.CircuitAnalysis(llama).sweep(
-            "L0H1 L1H2", k=(1, 2), trials=tasks["target"], intervention=mh.zero_ablation(), max_new_tokens=2
-        )
-    assert result.meta["complete"] is False and set(result.frame["k"]) == {0, 1}
+            "L2H1 L1H2", k=(1, 2), trials=tasks["target"], intervention=mh.zero_ablation(), max_new_tokens=2,
+            heads_per_block=1,
+        )  # fmt: skip
+    assert result.meta["complete"] is False and set(result.frame["k"]) == {1, 2}
     assert llama.ablations == [] and not llama.backend.hooked()
