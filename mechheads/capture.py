@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from mechheads.acts import UNEMBEDS, LayerActs
-from mechheads.backends.base import SITES, HookFn
+from mechheads.backends.base import SITES, HookFn, Row
 from mechheads.decode import Batch, Decoded, Observer, greedy, pad
 from mechheads.errors import InvalidInput, UnknownName
 from mechheads.model import Model
@@ -107,7 +107,7 @@ class _Collector(Observer):
             own = Batch([len(n) for n in nulls], list(rows), mask, cache)
             longer = max(len(n) - len(self.prompts[i]) for n, i in zip(nulls, rows, strict=True))
             self.kept = self.tail + max(longer, 0)
-            with model.hooks(self.hooks()):
+            with model.running([Row(tuple(n)) for n in nulls]), model.hooks(self.hooks()):
                 backend.run(tokens, mask, cache, last_only=True)
             self.kept = self.tail
             self._file(own, self.null_rows, own.lengths)

@@ -179,9 +179,9 @@ def call(job: Job, arguments: Sequence[Any], shape: tuple[int, ...], where: str)
 
 
 def undefine_silenced(model: Model, parts: dict[str, np.ndarray]) -> None:
-    """NaN for heads now ablated at z: patterns and values come before z, so they would still seem to write."""
+    """NaN for heads now ablated at z, or pruned: patterns and values come before, so they would still seem to write."""
     for intervention in model.ablations:
-        if intervention["site"] == "z":
+        if intervention.get("site") in ("z", "weights"):
             for head in HeadSet(intervention["heads"]):
                 for values in parts.values():
                     values[head.layer, head.head] = np.nan

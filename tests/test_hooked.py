@@ -14,11 +14,12 @@ import pytest
 import tiny
 import torch
 import transformers as hf
+from test_interventions_everywhere import TRIALS, check, compositions, kinds, seen_under
 
 import mechheads as mh
 from mechheads.capture import capture
 from mechheads.generate import generate
-from mechheads.interventions import apply
+from mechheads.interventions import apply, attention_bias, patch, prune, resample_ablation
 from mechheads.lens import TunedLens
 from mechheads.lens_fit import fit_lens
 from mechheads.model import Model
@@ -212,6 +213,41 @@ def test_ablated_generation_agrees_with_the_bridge(name: str, site: str, kind: s
         if one.tokens and before.tokens:
             moved = max(moved, abs(one.logprobs[0] - before.logprobs[0]))
     assert moved > 1e-3
+
+
+@each_architecture
+def test_every_intervention_equals_plain_hooks(name: str) -> None:
+    turn = NAMES.index(name)
+    for i, one in enumerate(kinds(turn)):
+        check(name, [one], turn=turn + i, n_new=2, model=hooked(name))
+    for several in compositions()[turn % 2 :: 2]:
+        check(name, several, n_new=0, model=hooked(name))
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma2"])
+def test_interventions_leave_nothing_behind(name: str) -> None:
+    model, tokens = hooked(name), tiny.prompt(13, seed=2)
+    before, weights = model.logits(tokens), model.weight_hash()
+    interventions = [
+        attention_bias(2.0, tokens=tokens[:3]).on("L0H1"), resample_ablation(reference=TRIALS).on("L1H1"),
+        patch({tuple(tokens): tokens[::-1]}, site="q").on("L1H2"), prune().on("L2H0"),
+    ]  # fmt: skip
+    with pytest.raises(KeyboardInterrupt), apply(model, *interventions):
+        assert not torch.equal(model.logits(tokens), before)
+        raise KeyboardInterrupt
+    assert torch.equal(model.logits(tokens), before) and model.weight_hash() == weights
+    assert not model.backend.hooked() and model.ablations == [] and model.row_listeners == []
+    assert model.site_effects["attn_scores"]  # of OPT too: here its scores are real
+
+
+def test_a_bias_multiplies_attention_where_masked_scores_are_infinite() -> None:
+    model, tokens = hooked("llama"), tiny.prompt(13, seed=2)
+    before = seen_under(model, tokens, "pattern")[0]
+    after = seen_under(model, tokens, "pattern", attention_bias(1.0, keys=[2]).on("L0H1"))[0]
+    want = before[1].clone()
+    want[:, 2] *= math.e
+    torch.testing.assert_close(after[1], want / want.sum(-1, keepdim=True))
+    torch.testing.assert_close(after[0], before[0])
 
 
 @each_architecture

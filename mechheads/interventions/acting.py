@@ -6,6 +6,7 @@ Several sets of interventions may act in different rows of one batch: a row says
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ class Acting:
         # Weights that are zero while this acts, and what they were.
         self.pruned: list[tuple[Tensor, Tensor]] = []
         self._active = True
+        self._rows: list[weakref.ref[Row]] = []
         # Activations of donors and partners at the heads that need them, by act and then prompt; and who is whose.
         self._lent: dict[int, dict[Tokens, dict[int, Tensor]]] = {}
         self._lenders: dict[int, dict[Tokens, Tokens]] = {}
@@ -137,14 +139,18 @@ class Acting:
         """
         if not self._active:
             return
+        # Rows of a run that this one interrupts are still to go on; those of a run that is over are gone.
+        alive = [row for ref in self._rows if (row := ref()) is not None]
+        self._rows = [weakref.ref(row) for row in [*alive, *rows]]
         for i, act in enumerate(self.acts):
-            prompts = {row.prompt for row in rows if act.touches(row)}
-            for prompt in prompts:
-                _check_inside(act.intervention, len(prompt))
+            for length in {len(row.prompt) for row in rows if act.touches(row)}:
+                _check_inside(act.intervention, length)
             if act.intervention.kind not in _BY_PROMPT or not self._layers[i]:
                 continue
             known = self._lenders.get(i, {})
-            self._lenders[i] = {p: known.get(p) or lender_of(act.intervention, p) for p in prompts | self.held}
+            kept = {row.prompt: known[row.prompt] for row in alive if row.prompt in known}
+            prompts = {row.prompt for row in rows if act.touches(row)} | self.held
+            self._lenders[i] = kept | {p: known.get(p) or lender_of(act.intervention, p) for p in prompts}
             wanted = dict.fromkeys(self._lenders[i].values())
             have = {p: a for p, a in self._lent.get(i, {}).items() if p in wanted}
             heads = {layer: self._heads(i, layer) for layer in self._layers[i]}
@@ -317,11 +323,23 @@ class Acting:
         if act.site == "pattern":
             new = torch.zeros_like(t)
         else:
-            to = 0.0 if act.kind == "zero" else t + act.strength * self.biased_keys(i, rows)[row][:, None].to(t)
             # Masked scores are the lowest number there is, or minus infinity; they stay.
-            new = torch.where(t <= torch.finfo(t.dtype).min / 2, t, to)
+            masked = t <= torch.finfo(t.dtype).min / 2
+            to = 0.0 if act.kind == "zero" else t + self._bias(i, row, rows, masked).to(t)
+            new = torch.where(masked, t, to)
         chosen = self.chosen(i, rows)
         return new if chosen is None else torch.where(chosen[row][:, :, None], new, t)
+
+    def _bias(self, i: int, row: Tensor, rows: int, masked: Tensor) -> Tensor:
+        """What is added to the scores ``[pair query key]``: at most 0 where no sink stands beside them.
+
+        A softmax does not see a constant, and large scores would lose the digits in which they differ.
+        """
+        bias = self.acts[i].intervention.strength * self.biased_keys(i, rows)[row][:, None].float()
+        if self.model.backend.has_sinks():
+            return bias
+        highest = torch.where(masked, -torch.inf, bias).amax(-1, keepdim=True)
+        return bias - torch.where(highest.isfinite(), highest, 0.0)
 
     def biased_keys(self, i: int, rows: int) -> Tensor:
         """``[row key]`` true at the keys that act i biases attention to."""

@@ -7,6 +7,7 @@ same thing, one step later. Whether that is the head's output is tried on each m
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,9 @@ def _run_probe(model: Model, pairs: Sequence[tuple[str, HookFn]]) -> None:
     """A run of a few tokens under some hooks."""
     length = min(_PROBE, model.spec.n_ctx)
     tokens = torch.arange(length, device=model.backend.device)[None] % model.spec.d_vocab
-    with model.running([Row(tuple(tokens[0].tolist()))]), model.hooks(pairs):
+    with model.running([Row(tuple(tokens[0].tolist()))]), model.hooks(pairs), warnings.catch_warnings():
+        # TransformerLens says of some architectures what is found out here.
+        warnings.filterwarnings("ignore", message=".*The edit is discarded")
         model.backend.run(tokens, torch.ones_like(tokens), None, last_only=True)
 
 
@@ -156,13 +159,18 @@ class ThroughZ:
     def __init__(self, acting: Acting, layer: int, places: Sequence[int]):
         self.acting, self.layer, self.places = acting, layer, places
         self._plain = PlainAttention(acting.model, layer)
+        self._edited: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def hooks(self) -> list[tuple[str, HookFn]]:
-        """Hooks that note queries, keys and values, and one that replaces the output."""
-        name = f"blocks.{self.layer}.{SITES['z']}"
+        """Hooks that note queries, keys and values, one that replaces the output, and one that shows the pattern."""
+        name, shown = (f"blocks.{self.layer}.{SITES[site]}" for site in ("z", "pattern"))
 
         def put(z: Tensor) -> Tensor | None:
             return self._put(z) if self.acting.fired(name) else None
+
+        def show(pattern: Tensor) -> None:
+            if self.acting.fired(shown):
+                self._show(pattern)
 
         def counted(name: str, note: HookFn) -> HookFn:
             def hook(t: Tensor) -> None:
@@ -171,7 +179,7 @@ class ThroughZ:
 
             return hook
 
-        return [*((n, counted(n, note)) for n, note in self._plain.hooks()), (name, put)]
+        return [*((n, counted(n, note)) for n, note in self._plain.hooks()), (name, put), (shown, show)]
 
     def _put(self, z: Tensor) -> Tensor:
         """The heads' output under the edited attention."""
@@ -188,4 +196,12 @@ class ThroughZ:
         new, out = self._plain.output(edited), z.clone()
         for row, head in touched:
             out[row, :, head] = new[row, :, head].to(out)
+        self._edited = [(row, head, edited[row, head]) for row, head in touched]
         return out
+
+    def _show(self, pattern: Tensor) -> None:
+        """Write the edited pattern over the model's own, which it is done with, so that whoever reads it sees it."""
+        if not pattern.requires_grad:  # a gradient would still need the other
+            for row, head, edited in self._edited:
+                pattern[row, head] = edited.to(pattern)
+        self._edited = []

@@ -242,7 +242,7 @@ def resample_ablation(
 
 
 def patch(
-    partners: Mapping[Sequence[int], Sequence[int]],
+    partners: Mapping[tuple[int, ...], Sequence[int]],
     *,
     site: str = "z",
     positions: str | int | Sequence[int] = "all",
