@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,8 +23,9 @@ from hypothesis import strategies as st
 from test_logic_worlds import entails, read, refutes
 
 import mechheads as mh
-from mechheads.datasets.logic_worlds import RULES
+from mechheads.datasets.logic_worlds import RULES, Claim, make_world, word_pools
 from mechheads.errors import InvalidInput, OutputNotWritable, UnknownName
+from mechheads.nano import rows as rows_module
 from mechheads.nano import train as training
 from mechheads.nano.evaluate import CHANCE, accuracies, logic_prompt, retrieval_prompt
 from mechheads.nano.export import export
@@ -267,7 +269,7 @@ def taught(row: Row) -> dict[int, tuple[str, float]]:
 def check_form(row: Row) -> None:
     assert len(row.tokens) == len(row.targets) == len(row.weights) and row.tokens[0] == 1
     assert not set(row.tokens[1:]) & {0, 1, 2, 3}
-    assert set(row.weights) <= {0.0, 0.1, 0.2, 0.5, 1.0}
+    assert set(row.weights) <= {0.0, 0.1, 0.2, 0.5, 0.9, 1.0}
 
 
 def check_stops(found: dict[int, tuple[str, float]], answers: list[int]) -> None:
@@ -375,6 +377,10 @@ def test_logic_rows(seed: int, level: Level) -> None:
         if stop not in found:  # put for the choice below
             truth[words[mark + 2]] = follows
             continue
+        if mark + 3 in found:  # what holds of the person is taught where the claim says it
+            said, next_word = words[mark + 4 : mark + 6]
+            holds = said if follows else next_word if said == "not" else "not"
+            assert words[mark + 3] == "is" and found.pop(mark + 3) == (holds, 0.9)
         assert found.pop(stop) == (("true" if follows else "false"), 1.0)
         shown = words[stop + 1]
         assert shown in ("true", "false")
@@ -520,6 +526,50 @@ def test_logic_rows_stay_short_enough_at_every_level() -> None:
         assert len(rows) == recipe.logic * LEVELS[level].share and max(len(row.tokens) for row in rows) <= 512
 
 
+def test_what_holds_is_taught_where_the_claim_says_it() -> None:
+    row = Row(0.05)
+    claim = Claim("Rex", "Rex is not kind.", False, ())
+    rows_module._ask(row, claim, teach=True)
+    words = [vocabulary()[t] for t in row.tokens]
+    assert words[1:] == ["claim", ":", "rex", "is", "not", "kind", "."]
+    at = words.index("is")
+    # The claim is false, so Rex is kind: that is what should come, whatever the claim goes on to say.
+    assert vocabulary()[row.targets[at]] == "kind" and row.weights[at] == 0.9
+    for claim, wanted in (
+        (Claim("Rex", "Rex is not kind.", True, ()), "not"),
+        (Claim("Rex", "Rex is kind.", True, ()), "kind"),
+        (Claim("Rex", "Rex is kind.", False, ()), "not"),
+    ):
+        row = Row(0.05)
+        rows_module._ask(row, claim, teach=True)
+        assert vocabulary()[row.targets[4]] == wanted
+    for other, teach in ((Claim("Rex", "Rex is kind and sad.", True, ()), True), (claim, False)):
+        row = Row(0.05)
+        rows_module._ask(row, other, teach=teach)
+        assert max(row.weights) == 0.05
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_middle_claims_are_what_follows_on_the_way(depth: int) -> None:
+    found = set()
+    for i in range(60):
+        rng = random.Random(i)
+        world = make_world(rng, rule="modus_ponens", depth=depth)
+        claim = rows_module.middle_claim(rng, world)
+        # Follow the rules from the person, however they are worded.
+        kinds = set(word_pools()["kinds"])
+        told = [[w for w in pieces(p) if w in kinds or w == claim.person.lower()] for p in world.premises]
+        holds, grown = {claim.person.lower()}, True
+        while grown:
+            new = {t[1] for t in told if len(t) == 2 and t[0] in holds} - holds
+            holds, grown = holds | new, bool(new)
+        (kind,) = set(pieces(claim.statement)) & kinds
+        direct = {t[1] for t in told if len(t) == 2 and t[0] == claim.person.lower()}
+        assert (kind in holds) == claim.label and kind not in direct
+        found.add(claim.label)
+    assert found == {True, False}
+
+
 # -- the start -----------------------------------------------------------------------------------------------------
 
 
@@ -539,6 +589,26 @@ def test_two_heads_start_as_what_they_are_said_to_be(seed: int) -> None:
     matched = attention[1][:, :, second, second - 29].mean((0, 2))
     chance = (1 / (second + 1.0)).mean()
     assert matched[0] > 2.5 * chance and matched[0] > 1.5 * matched[1:].max()
+
+
+def test_hopping_heads_start_as_what_they_are_said_to_be() -> None:
+    model = build(RECIPES["nano-logic"]).eval()
+    model.set_attn_implementation("eager")
+    back, hop = torch.zeros(4), []
+    for i in range(12):
+        world = make_world(random.Random(i), rule="modus_ponens", depth=1)
+        claim = world.claims[0]
+        row = Row(0.05)
+        row.text(" ".join(world.premises))
+        row.text(f"claim: {claim.person} is")
+        with torch.no_grad():
+            attention = model(input_ids=torch.tensor([row.tokens]), output_attentions=True).attentions
+        at = torch.arange(5, len(row.tokens))
+        back += torch.stack([attention[0][0, n, at, at - n - 1].mean() for n in range(4)])
+        said = row.tokens.index(ids()[claim.person.lower()])
+        hop.append(attention[1][0, 0, -1, said + 3].item())  # the kind in "rex is a zumpus"
+    assert (back / 12 > 0.6).all()
+    assert np.mean(hop) > 0.5  # by chance one in thirty
 
 
 def test_everything_is_trained_from_there() -> None:

@@ -136,8 +136,9 @@ LEVELS = (
     Level(_MP, (0, 1, 1, 1), (0,), (1,), wordings=False, share=3, parts=1.0, mastery=0.8),
     Level(_MP, (0, 1, 1, 1), (0,), (1,), wordings=False, share=3, parts=0.15, mastery=0.9),
     Level(_MP, (1,), (0, 1, 2), (1,), share=2, parts=0.05, mastery=0.95),
-    Level(_MP, (1, 2), (0, 1, 2), (1,), share=2, parts=0.05, mastery=0.9),
-    Level(_MP, (1, 2, 3), (0, 1, 2, 3), (1,), share=2, choice=0.2, parts=0.05, mastery=0.9),
+    Level(_MP, (1, 2, 2, 2), (0, 1), (1,), share=2, mastery=0.91),
+    Level(_MP, (1, 2, 3, 3, 3), (0, 1), (1,), share=2, mastery=0.9),
+    Level(_MP, (1, 2, 3), (0, 1, 2, 3), (1,), share=2, choice=0.2, parts=0.05, mastery=0.95),
     Level(RULES, (1, 2, 3), (0, 1, 2, 3), (1,), share=2, choice=0.2),
 )
 
@@ -158,8 +159,8 @@ def logic_row(rng: random.Random, level: Level, *, prose: float) -> Row:
         claim = rng.choice([c for c in world.claims if level.negated or "not" not in pieces(c.statement)])
         part = world.rule == "modus_ponens" and world.depth > 0 and rng.random() < level.parts
         if part:
-            claim = part_claim(rng, world)
-        row.text(f"claim: {claim.statement}")
+            claim = part_claim(rng, world) if world.depth == 1 or rng.random() < 0.5 else middle_claim(rng, world)
+        _ask(row, claim, teach=not part)
         shown = claim.label if rng.random() < 0.5 else not claim.label
         row.answer(TRUTHS[claim.label], shown=TRUTHS[shown])
         row.answer(VERDICTS[shown == claim.label], weight=0.5)
@@ -171,6 +172,21 @@ def logic_row(rng: random.Random, level: Level, *, prose: float) -> Row:
     if choose:
         _choice(row, rng, worlds[-1].claims)
     return row
+
+
+def _ask(row: Row, claim: Claim, *, teach: bool) -> None:
+    """A claim, true or false; what holds of its person ("not", or the predicate) is taught where it is said.
+
+    So that the inference is learnt by itself, before it has to be compared with a claim.
+    """
+    words = pieces(claim.statement)
+    if not teach or words[1] != "is" or {"and", "or"} & set(words):
+        row.text(f"claim: {claim.statement}")
+        return
+    row.text(f"claim: {claim.person} is")
+    said, other = words[2], words[3] if words[2] == "not" else "not"
+    row.answer(said if claim.label else other, shown=said, weight=0.9)
+    row.text(" ".join(words[3:]))
 
 
 def _worlds(rng: random.Random, level: Level) -> list[World]:
@@ -227,6 +243,23 @@ def part_claim(rng: random.Random, world: World) -> Claim:
         else:
             what = what.removeprefix("not ") if what.startswith("not ") else f"not {what}"
     return Claim(subject, f"{subject} is {what}", true, (at,))
+
+
+def middle_claim(rng: random.Random, world: World) -> Claim:
+    """A claim of what lies on the way in a modus ponens world of two steps or more: a kind its person is of by a rule.
+
+    False: a kind that the other person is of by as many steps.
+    """
+    people = sorted({claim.person for claim in world.claims})
+    chains = {}
+    for person in people:
+        ordered = proof_in_order(world, next(c for c in world.claims if c.person == person))
+        chains[person] = [pieces(premise)[-2] for premise in ordered[1:-1]]
+    person = rng.choice(people)
+    true = rng.random() < 0.5
+    steps = rng.randrange(len(chains[person]))
+    of = person if true else next(p for p in people if p != person)
+    return Claim(person, f"{person} is a {chains[of][steps]}.", true, ())
 
 
 _WORDINGS = re.compile(r"(?:every|each|any|everything that is a|if something is a) (\w+)(?:,? it)? is ", re.IGNORECASE)

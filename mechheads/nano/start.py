@@ -90,3 +90,76 @@ def _turned(x: Tensor, positions: float, theta: float) -> Tensor:
     angle = positions / theta ** (torch.arange(half) / half)
     a, b = x[:half], x[half:]
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()])
+
+
+# Pairs of rotary dimensions, slowest first, that a word keeps over a whole context.
+_SLOW = 10
+_NEAR = 4
+
+
+@torch.no_grad()
+def hopping_start(model: Any, *, heads: int, kv_heads: int, d_head: int, theta: float, seed: int, hops: int) -> None:
+    """Start a model with heads that follow a rule from its condition to its consequence, one layer a step.
+
+    Room in the residual stream is given out beforehand: one part for the words themselves, one for each of the four
+    words before, one for what was found. Heads of the first layer write the words before (a previous-token head, one
+    for the word before that, and so on). In each of the next ``hops`` layers one head looks two and three places
+    behind where the word found last stands (in the first of them: three places behind another place of the word just
+    before its own), one behind another place of its own word, and both write what is there. Everything else is random,
+    and everything is trained from there.
+
+    Args:
+        model: The model: an untrained Qwen3 with tied embeddings.
+        heads: Query heads a layer.
+        kv_heads: Key/value heads a layer.
+        d_head: Width of a head.
+        theta: Base of the rotary angles.
+        seed: Seed.
+        hops: Layers with such heads, from the second.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    embedding = model.model.embed_tokens.weight
+    d_model, half, group = embedding.shape[1], d_head // 2, heads // kv_heads
+    slow = torch.cat([torch.arange(half - _SLOW, half), torch.arange(d_head - _SLOW, d_head)])
+    width = len(slow)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    basis = torch.linalg.qr(random(d_model, d_model))[0]
+    shared, rest = basis[:, 0], basis[:, 1:]
+    places = [rest[:, n * width : (n + 1) * width] for n in range(_NEAR + 1)]
+    own = rest[:, (_NEAR + 1) * width :]
+
+    def as_head(room: Tensor) -> Tensor:
+        """``[d_head d_model]``: a part of the stream, read into the dimensions that turn slowly."""
+        out = torch.zeros(d_head, d_model)
+        out[slow] = room.T
+        return out
+
+    words = as_head(own @ torch.linalg.qr(random(own.shape[1], width))[0])
+    before, found = [as_head(room) for room in places[:_NEAR]], as_head(places[_NEAR])
+    embedding.copy_(random(embedding.shape[0], own.shape[1]) / own.shape[1] ** 0.5 @ own.T + shared)
+    here = torch.zeros(d_head)
+    here[:_FAST] = 1.0
+    for i, layer in enumerate(model.model.layers):
+        attention = layer.self_attn
+        q, k, v, o = (getattr(attention, f"{name}_proj").weight for name in "qkvo")
+        for weight, scale in ((q, 0.5), (k, 0.5), (v, 1.0), (o, 0.1)):
+            weight.copy_(random(*weight.shape) * scale / d_model**0.5)
+        if i <= hops:
+            attention.q_norm.weight.fill_(_SHARPNESS)
+            attention.k_norm.weight.fill_(_SHARPNESS)
+        if i == 0:
+            for n in range(_NEAR):
+                mine, of_group = slice(n * d_head, (n + 1) * d_head), n // group
+                k[of_group * d_head : (of_group + 1) * d_head] = torch.outer(here, shared)
+                v[of_group * d_head : (of_group + 1) * d_head] = words
+                q[mine] = torch.outer(_turned(here, -float(n + 1), theta), shared)
+                o[:, mine] = 0.25 * before[n].T
+        elif i <= hops:
+            k[:d_head], v[:d_head] = before[2] if i == 1 else before[1] + before[2], words
+            q[:d_head] = before[0] if i == 1 else found
+            q[d_head : 2 * d_head] = words
+            for n, strength in enumerate((1.0, 0.2)):
+                o[:, n * d_head : (n + 1) * d_head] = strength * (found + words).T

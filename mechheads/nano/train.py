@@ -25,7 +25,7 @@ from mechheads.nano.evaluate import accuracies
 from mechheads.nano.export import export
 from mechheads.nano.language import vocabulary
 from mechheads.nano.rows import LEVELS, Row, logic_row, memory_row, retrieval_row, warmup_row
-from mechheads.nano.start import structured_start
+from mechheads.nano.start import hopping_start, structured_start
 from mechheads.result_files import write_atomically
 from mechheads.stats import check_count
 
@@ -43,7 +43,9 @@ class Recipe:
         retrieval, logic, memory, pairs: Rows of each task in a batch; ``pairs`` (random pairs asked back) fade out.
         prose: Weight of a word that is merely read, where an answer counts 1.
         easing: Share of the run over which pairs fade out and contexts grow to full length.
-        reach: Heads of the first layer that start by looking back, the n-th at the n-th token before its own.
+        reach: Heads of the first layer that start by looking back, the n-th at the n-th token before its own; without
+            ``hops``.
+        hops: Layers that start with heads which follow a rule one step (``hopping_start``); 0 for none.
         memory_head_dropout: Probability with which a head's output is dropped for a row of memory questions, so that
             remembering rests on no single head.
     """
@@ -66,6 +68,7 @@ class Recipe:
     prose: float = 0.05
     easing: float = 0.4
     reach: int = 1
+    hops: int = 0
     memory_head_dropout: float = 0.0
 
     @property
@@ -77,7 +80,16 @@ class Recipe:
 RECIPES = {
     "nano": Recipe(retrieval=16, memory=12, pairs=12, memory_head_dropout=0.25),
     "nano-logic": Recipe(
-        logic=24, steps=3600, cooldown=300, layers=4, heads=8, kv_heads=4, learning_rate=2e-3, warmup=100, reach=5
+        logic=16,
+        steps=7000,
+        cooldown=1000,
+        layers=6,
+        heads=8,
+        kv_heads=4,
+        learning_rate=2e-3,
+        warmup=100,
+        reach=5,
+        hops=4,
     ),
 }
 
@@ -112,15 +124,11 @@ def build(recipe: Recipe) -> Any:
         eos_token_id=2,
     )
     model = Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa")
-    structured_start(
-        model,
-        heads=recipe.heads,
-        kv_heads=recipe.kv_heads,
-        d_head=recipe.d_head,
-        theta=10000.0,
-        seed=recipe.seed,
-        reach=recipe.reach,
-    )
+    shape = {"heads": recipe.heads, "kv_heads": recipe.kv_heads, "d_head": recipe.d_head, "theta": 10000.0}
+    if recipe.hops:
+        hopping_start(model, **shape, seed=recipe.seed, hops=recipe.hops)
+    else:
+        structured_start(model, **shape, seed=recipe.seed, reach=recipe.reach)
     return model
 
 
