@@ -8,6 +8,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 OUT ?= demo-out
+# Test files that run at once, each on one thread; a process takes about 2 GiB.
+JOBS ?= 2
 
 VENV := .venv
 VENV_TL3 := .venv-tl3
@@ -28,7 +30,7 @@ demo: get
 
 test: $(VENV)/.dev lint $(VENV_TL3)/.dev
 	$(BIN)/mechheads get smollm2
-	$(BIN)/python -m pytest -m "not tl3"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not tl3" -n $(JOBS) --dist loadfile
 	$(VENV_TL3)/bin/python -m pytest -m tl3
 
 lint: $(VENV)/.dev

@@ -38,6 +38,22 @@ _HOME = {
     "zero_ablation": "interventions",
     "mean_ablation": "interventions",
     "random_heads": "sweep_controls",
+    "CellStore": "cell_store",
+    "Controls": "sweep_sets",
+    "LocalEngine": "engines",
+    "Outcome": "tasks",
+    "RayEngine": "engines",
+    "SweepSet": "sweep_set",
+    "Task": "tasks",
+    "Threshold": "sweep_sets",
+    "attention_bias": "interventions",
+    "load_study": "study",
+    "mean_positional_ablation": "interventions",
+    "patch": "interventions",
+    "prune": "interventions",
+    "resample_ablation": "interventions",
+    "run_study": "study_run",
+    "save_pruned": "pruned_models",
     "read_heads": "head_files",
     "write_heads": "head_files",
     "TunedLens": "lens",
@@ -48,7 +64,9 @@ _SUBMODULES = ("agreement", "datasets", "nano", "plots", "stats", "verdicts")
 
 __all__ = [
     "CandidateScores",
+    "CellStore",
     "CircuitAnalysis",
+    "Controls",
     "Head",
     "HeadScores",
     "HeadSet",
@@ -56,29 +74,43 @@ __all__ = [
     "Intervention",
     "InvalidInput",
     "LayerActs",
+    "LocalEngine",
     "MechheadsError",
     "Model",
     "ModelRefused",
+    "Outcome",
     "OutputNotWritable",
+    "RayEngine",
     "ResultFileError",
     "Span",
     "SweepResult",
+    "SweepSet",
+    "Task",
+    "Threshold",
     "Trial",
     "TrialSet",
     "TunedLens",
     "UnknownName",
     "__version__",
     "agreement",
+    "attention_bias",
     "datasets",
     "fit_lens",
     "load",
     "load_lens",
+    "load_study",
     "mean_ablation",
+    "mean_positional_ablation",
     "method",
     "nano",
+    "patch",
     "plots",
+    "prune",
     "random_heads",
     "read_heads",
+    "resample_ablation",
+    "run_study",
+    "save_pruned",
     "stats",
     "verdicts",
     "write_heads",
@@ -90,6 +122,8 @@ if TYPE_CHECKING:
     from mechheads.analysis import CircuitAnalysis
     from mechheads.candidate_scores import CandidateScores
     from mechheads.capture import LayerActs
+    from mechheads.cell_store import CellStore
+    from mechheads.engines import LocalEngine, RayEngine
     from mechheads.errors import (
         HookNeverFired,
         InvalidInput,
@@ -101,14 +135,29 @@ if TYPE_CHECKING:
     )
     from mechheads.head_files import read_heads, write_heads
     from mechheads.heads import Head, HeadSet
-    from mechheads.interventions import Intervention, mean_ablation, zero_ablation
+    from mechheads.interventions import (
+        Intervention,
+        attention_bias,
+        mean_ablation,
+        mean_positional_ablation,
+        patch,
+        prune,
+        resample_ablation,
+        zero_ablation,
+    )
     from mechheads.lens import TunedLens
     from mechheads.lens_files import load_lens
     from mechheads.lens_fit import fit_lens
     from mechheads.methods import method
     from mechheads.model import Model, load
+    from mechheads.pruned_models import save_pruned
     from mechheads.scores import HeadScores, SweepResult
+    from mechheads.study import load_study
+    from mechheads.study_run import run_study
     from mechheads.sweep_controls import random_heads
+    from mechheads.sweep_set import SweepSet
+    from mechheads.sweep_sets import Controls, Threshold
+    from mechheads.tasks import Outcome, Task
     from mechheads.trials import Span, Trial, TrialSet
 
 

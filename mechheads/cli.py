@@ -1,7 +1,8 @@
 """Commands over ``CircuitAnalysis``. Each prints for people and writes files for programs.
 
 Exit codes: 0 done; 1 the model or the files are not usable; 2 the command was given something it cannot use;
-130 interrupted (what was done is written).
+3 some cells of a sweep failed (the rest is written; run again to try them again); 130 interrupted (what was done is
+written).
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from mechheads.cli_common import (
 from mechheads.cli_compare import compare
 from mechheads.cli_heads import app as heads_app
 from mechheads.cli_lens import app as lens_app
+from mechheads.cli_prune import prune
 from mechheads.cli_qk import app as qk_app
+from mechheads.cli_sweep import export, status, sweep
 from mechheads.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -55,11 +58,15 @@ app = typer.Typer(
     help="Find the attention heads that do something, and prove it by taking them out.\n\n"
     "Start with [bold]mechheads get smollm2[/bold] and [bold]mechheads demo[/bold].",
     epilog="Exit codes: 0 done; 1 the model or the files are not usable; 2 given something it cannot use; "
-    "130 interrupted (what was done is written).",
+    "3 some cells of a sweep failed; 130 interrupted (what was done is written).",
 )
 
 
 app.command()(compare)
+app.command()(prune)
+app.command()(sweep)
+app.command()(status)
+app.command()(export)
 app.add_typer(heads_app, name="heads")
 app.add_typer(lens_app, name="lens")
 app.add_typer(qk_app, name="qk")

@@ -248,8 +248,8 @@ def _told(error: Any, document: Document) -> Iterator[Problem]:
             # A part's own words begin with the field; where the part stands comes before them.
             yield Problem(at, f"{here}: {problem.message}" if here else problem.message)
         return
-    info = _info(path)
     if error["type"] == "missing":
+        info = _info(path)
         yield Problem(path, f"{dotted(path)} is missing; give {info.expected}. {info.about}")
     elif error["type"] == "extra_forbidden":
         inside = document.known(path[:-1])
@@ -259,6 +259,7 @@ def _told(error: Any, document: Document) -> Iterator[Problem]:
             f"Its fields: {', '.join(names)}."
         )  # fmt: skip
     else:
+        info = _info(path)
         at = document.known(path)
         value = document.value(at)
         yield Problem(at, f"{dotted(at)} is {_shown(value)}; it must be {info.expected}.{near(value, info.allowed)}")

@@ -42,7 +42,7 @@ def test_the_comparison_is_the_recorded_one() -> None:
 
 def test_python_blocks_parse_and_name_things_that_exist() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mh":

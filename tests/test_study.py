@@ -615,3 +615,8 @@ def test_the_examples_of_the_document() -> None:
     study = parse_study(whole, vocabulary=vocabulary())
     assert [i.label for i in study.interventions] == ["mean", "zero"] and study.controls.bottom == ("locos",)
     assert [s.count for s in parse_study(whole + variant, vocabulary=vocabulary()).k] == [1, 2, 5]
+
+
+def test_an_unknown_field_of_the_study_itself_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"a study has no field .modle.*Did you mean .model"):
+        parse_study("modle: nano\n")
