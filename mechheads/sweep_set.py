@@ -273,7 +273,9 @@ def _index(folder: Path) -> dict[str, Any]:
     if not isinstance(index, dict) or index.get("kind") != KIND:
         raise ResultFileError(f"{path} is not the index of a sweep set; mechheads did not write it.")
     found = index.get("format")
-    if not isinstance(found, int) or found > FORMAT:
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ResultFileError(f"{path} is damaged: its format is {found!r}, not a number; save the sweep set again.")
+    if found > FORMAT:
         raise ResultFileError(
             f"{path} was written by a newer mechheads (format {found}); this one reads up to {FORMAT}: upgrade."
         )

@@ -35,9 +35,14 @@ _METRICS = {
     "exact_match": ("Exact match (proportion)", True),
     "rouge1_recall": ("ROUGE-1 recall (0 to 1)", True),
     "rougeL_f": ("ROUGE-L F1 (0 to 1)", True),
+    "f1": ("F1 over words (0 to 1)", True),
+    "choice_accuracy": ("Right choices (proportion)", True),
+    "label_probability": ("Right candidate's share of probability (0 to 1)", True),
     "logprob": ("Answer log-probability (nats)", False),
     "answer_logprob": ("Answer log-probability (nats)", False),
     "logit_difference": ("Logit difference (logits)", False),
+    "logit_diff": ("Logit difference (logits)", False),
+    "nll": ("Negative log-likelihood (nats a token)", False),
     "perplexity": ("Perplexity (1 or more)", False),
 }
 _CONTROL_DASHES = ("dash", "dot", "dashdot")
@@ -57,9 +62,9 @@ def ablation_curve(
 ) -> go.Figure:
     """Draw the mean of a metric against the number of ablated heads, one panel per task.
 
-    One line per ranking, with the bootstrap interval over trials as a band. Random controls are dashed
-    grey: the line is the mean over draws, the bars run from the lowest to the highest draw. The run
-    without ablation stands at k=0 of every line. Hovering shows value, interval, trials and heads.
+    One line per ranking, with the bootstrap interval over trials as a band. Random controls are dashed grey: the line
+    is the mean over draws, the bars run from the lowest to the highest draw. The run without ablation stands at k=0 of
+    every line. Where k counts the heads kept, the axis says so. Hovering shows value, interval, trials and heads.
 
     Args:
         sweep: What to draw.
@@ -97,15 +102,16 @@ def ablation_curve(
             if rows.empty:
                 continue
             heads = heads_at(sweep, ranking, task, metric)
-            figure.add_traces(_line(rows, styles[ranking], heads, i, level, legend=ranking not in named))
+            legend = ranking not in named
+            figure.add_traces(curve_traces(rows, styles[ranking], heads, i, level, legend=legend, kept=sweep.kept))
             named.add(ranking)
-    _lay_out(figure, wanted_tasks, curve, label, proportion=proportion)
+    _lay_out(figure, wanted_tasks, curve, label, proportion=proportion, kept=sweep.kept)
     bands = f"bands: {percent(level)} bootstrap intervals over trials and draws"
     if any(styles[r]["control"] for r in named):
         bands += "; bars: lowest to highest random draw"
     figure.update_layout(
         title={"text": plain(sweep_title(sweep) if title is None else title), "subtitle": {"text": bands}},
-        meta={"description": describe_curves(curve, label, level=level)},
+        meta={"description": describe_curves(curve, label, level=level, kept=sweep.kept)},
     )
     return figure
 
@@ -119,7 +125,8 @@ def sweep_title(sweep: SweepResult) -> str:
     """A plain title, with the model's name if it is known."""
     model = sweep.meta.get("model")
     name = str(model.get("name", "")) if isinstance(model, dict) else ""
-    return "Ablating the highest-ranked heads" + (f", {name}" if name else "")
+    what = "Keeping only the highest-ranked heads" if sweep.kept else "Ablating the highest-ranked heads"
+    return what + (f", {name}" if name else "")
 
 
 def chosen(kind: str, names: Sequence[str] | str | None, known: list[str]) -> list[str]:
@@ -187,7 +194,7 @@ def heads_at(sweep: SweepResult, ranking: str, task: str, metric: str) -> dict[i
     return heads
 
 
-def _line(
+def curve_traces(
     rows: pd.DataFrame,
     style: dict[str, Any],
     heads: dict[int, list[str]],
@@ -195,8 +202,9 @@ def _line(
     level: float,
     *,
     legend: bool,
+    kept: bool = False,
 ) -> list[go.Scatter]:
-    """Band and line of one ranking in one panel."""
+    """Band and line of one ranking in one panel; ``kept``: k counts the heads kept."""
     name, colour = plain(style["name"]), style["colour"]
     where = {"xaxis": f"x{i}", "yaxis": f"y{i}", "legendgroup": name}
     x, y = rows["k"].tolist(), rows["mean"].tolist()
@@ -224,7 +232,7 @@ def _line(
         mode="lines+markers",
         name=name,
         showlegend=legend,
-        customdata=hover_texts(rows, heads, level),
+        customdata=hover_texts(rows, heads, level, kept=kept),
         line={"color": colour, "width": 2, "dash": style["dash"]},
         marker={"symbol": style["symbol"], "size": 7, "color": colour},
         cliponaxis=False,
@@ -260,8 +268,10 @@ def _band(rows: pd.DataFrame) -> tuple[list[float | None], list[float | None]]:
     return x[:-1], y[:-1]
 
 
-def hover_texts(rows: pd.DataFrame, heads: dict[int, list[str]], level: float) -> list[list[str]]:
-    """Ready texts of each point: heads ablated, value, interval, trials, names."""
+def hover_texts(
+    rows: pd.DataFrame, heads: dict[int, list[str]], level: float, *, kept: bool = False
+) -> list[list[str]]:
+    """Ready texts of each point: heads ablated (or kept), value, interval, trials, names."""
     out = []
     for row in rows.to_dict("records"):
         k, draws = row["k"], row["n_draws"]
@@ -270,11 +280,11 @@ def hover_texts(rows: pd.DataFrame, heads: dict[int, list[str]], level: float) -
             trials += f" (means {number(row['draw_min'])} to {number(row['draw_max'])})"
         out.append(
             [
-                "no head ablated" if k == 0 else f"{k} head{'s' if k > 1 else ''} ablated",
+                f"{'no' if k == 0 else k} head{'s' if k > 1 else ''} {'kept' if kept else 'ablated'}",
                 f"mean: {number(row['mean'])}",
                 f"{percent(level)} CI: {interval(row['ci_low'], row['ci_high'])}",
                 trials,
-                _names(heads.get(k, [])),
+                "" if kept else _names(heads.get(k, [])),
             ]
         )
     return out
@@ -294,7 +304,9 @@ def _names(draws: list[str]) -> str:
     return "heads: " + ",<br>".join(lines) + more
 
 
-def _lay_out(figure: go.Figure, tasks: list[str], curve: pd.DataFrame, label: str, *, proportion: bool) -> None:
+def _lay_out(
+    figure: go.Figure, tasks: list[str], curve: pd.DataFrame, label: str, *, proportion: bool, kept: bool
+) -> None:
     """Axes, panel titles and size; panels share the range of y."""
     columns = min(len(tasks), _COLUMNS)
     lines = math.ceil(len(tasks) / columns)
@@ -318,7 +330,7 @@ def _lay_out(figure: go.Figure, tasks: list[str], curve: pd.DataFrame, label: st
                 f"xaxis{n}": {
                     "domain": domain,
                     "anchor": f"y{n}",
-                    "title": {"text": "Heads ablated (number, k)"},
+                    "title": {"text": k_axis(kept)},
                     "tickvals": spread_ticks(ks),
                     "range": [ks[0] - pad, ks[-1] + pad],
                     "showgrid": False,
@@ -352,6 +364,11 @@ def _lay_out(figure: go.Figure, tasks: list[str], curve: pd.DataFrame, label: st
         hovermode="closest",
         margin={"l": left, "r": right, "t": top, "b": bottom},
     )
+
+
+def k_axis(kept: bool) -> str:
+    """Title of the axis of k."""
+    return "Heads kept (number, k)" if kept else "Heads ablated (number, k)"
 
 
 def common_range(curve: pd.DataFrame) -> list[float] | None:

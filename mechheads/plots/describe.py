@@ -30,7 +30,7 @@ def describe(what: go.Figure | HeadScores | SweepResult | Agreement) -> str:
         return describe_scores(what, what.to_frame(ci=True), level=0.95)
     if isinstance(what, SweepResult):
         metric = what.metrics[0]
-        return describe_curves(what.curve(metric), display_name(metric), level=0.95)
+        return describe_curves(what.curve(metric), display_name(metric), level=0.95, kept=what.kept)
     if isinstance(what, Agreement):
         first = what.frame.iloc[0]
         return describe_agreement(what, str(first["statistic"]), int(first["k"]) or None)
@@ -39,8 +39,8 @@ def describe(what: go.Figure | HeadScores | SweepResult | Agreement) -> str:
         meta = layout.meta
         if isinstance(meta, dict) and meta.get("description"):
             return str(meta["description"])
-        title = layout.title.text
-        return f"Figure: {title}." if title else f"Figure without a title, with {len(what.data)} traces."
+        title, traces = layout.title.text, len(layout.figure.data)
+        return f"Figure: {title}." if title else f"Figure without a title, with {traces} traces."
     raise InvalidInput(
         f"cannot describe a value of type {type(what).__name__}; give a plotly Figure, HeadScores, a SweepResult or "
         "an Agreement."
@@ -72,11 +72,12 @@ def describe_scores(scores: HeadScores, frame: pd.DataFrame, *, level: float) ->
     return f"{text}." + (f" Undefined: {plural(undefined, 'head')}." if undefined else "")
 
 
-def describe_curves(curve: pd.DataFrame, metric: str, *, level: float) -> str:
-    """The sentences of an ablation curve, from ``SweepResult.curve``."""
+def describe_curves(curve: pd.DataFrame, metric: str, *, level: float, kept: bool = False) -> str:
+    """The sentences of an ablation curve, from ``SweepResult.curve``; ``kept``: k counts the heads kept."""
     if metric[1:2].islower():  # not an acronym, so it may stand inside a sentence
         metric = metric[:1].lower() + metric[1:]
-    text = [f"Curves of {metric} against the number of ablated heads, with {percent(level)} intervals."]
+    heads = "heads kept, all others being ablated" if kept else "ablated heads"
+    text = [f"Curves of {metric} against the number of {heads}, with {percent(level)} intervals."]
     for task, of_task in curve.groupby("task", sort=False):
         parts = []
         for ranking, rows in of_task.groupby("ranking", sort=False):

@@ -140,6 +140,11 @@ def _collect(
     seed: int,
 ) -> _Drawn:
     """Check what is asked for, and compute it."""
+    if sweep.kept:
+        raise InvalidInput(
+            "in this sweep k counts the heads kept, and the forest is of ablated heads; necessity_curves() shows both "
+            "sides."
+        )
     if not sweep.rankings:
         raise InvalidInput("the sweep has only the run without ablation; there is no ranking to compare it with.")
     wanted_tasks = chosen("task", tasks, sweep.tasks)
