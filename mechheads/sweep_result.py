@@ -285,7 +285,8 @@ class SweepResult:
         The estimate is ``mean over draws of the control - mean of the ranking``, over the trials of both; positive:
         these heads cost more. The interval asks whether the set is worse than *a* random set, not than their average,
         since random sets differ too: each bootstrap sample draws trials with replacement and one of the control's
-        draws.
+        draws. Where the ranking itself has several draws (the seeds of an intervention: S of them, numbered
+        ``draw = set * S + seed``), both are averaged over seeds first, and a whole random set is drawn.
 
         Args:
             ranking: The ranking.
@@ -302,14 +303,17 @@ class SweepResult:
             InvalidInput: If a cell is missing, or the two share no trial.
         """
         check_level(level)
-        own = self.cell(ranking, k, task, metric).set_index("trial_id")["value"]
-        drawn = self.cell(control, k, task, metric).pivot(index="draw", columns="trial_id", values="value")
-        shared = [t for t in own.index if t in drawn.columns and np.isfinite(own[t]) and drawn[t].notna().all()]
+        cell = self.cell(ranking, k, task, metric)
+        own = by_trial(cell)
+        rows = self.cell(control, k, task, metric)
+        sets = rows["draw"] // len(set(cell["draw"]))
+        drawn = [by_trial(rows.loc[sets == one]) for one in sorted(set(sets))]
+        shared = [t for t in dict.fromkeys(cell["trial_id"]) if t in own and all(t in values for values in drawn)]
         if not shared:
             raise InvalidInput(
                 f"{ranking!r} and {control!r} share no trial at k={k} on {task!r}; nothing can be paired."
             )
-        difference = np.asarray(drawn[shared], dtype=float) - np.asarray(own[shared], dtype=float)  # [draw trial]
+        difference = np.array([[values[t] - own[t] for t in shared] for values in drawn])  # [set trial]
         estimate, (draws, n) = float(difference.mean()), difference.shape
         if draws < 2 or n < 2:
             return Interval(estimate, math.nan, math.nan, level, n)

@@ -346,6 +346,24 @@ def test_doses_are_refused():
     assert titles(dose_response_plot(apart, "a", **QUICK)) == ["Recall"]
 
 
+def test_seeds_of_an_intervention_make_no_control_of_a_ranking():
+    seeds = np.array([right(9, 12), right(6, 12), right(8, 12)])
+    frame = sweep({("none", 0): right(12, 12), ("locos", 5): seeds, ("mine", 5): seeds, ("random", 5): seeds}).frame
+    shared = SweepResult(frame.assign(heads=frame["heads"].where(frame["ranking"] != "locos", "L0H0, L1H0")))
+    for figure in (
+        ablation_curve(shared, **QUICK),
+        intervention_curves(SweepSet({"resample": shared}), **QUICK),
+    ):
+        lines = {trace.name: trace.line for trace in figure.data if trace.showlegend}
+        assert (lines["LOCOS"].color, lines["LOCOS"].dash) == (PALETTE[0], "solid")
+        # The heads of these two differ from draw to draw.
+        assert lines["Mine (3 draws)"].color == lines["Random heads (3 draws)"].color == CONTROL_COLOUR
+    dots = {
+        trace.name: list(trace.y) for trace in ablation_forest(shared, k=5, **QUICK).data if trace.mode == "markers"
+    }
+    assert len(dots["Highest-ranked heads"]) == 1 and len(dots["Random heads"]) == 2
+
+
 # -- panels --------------------------------------------------------------------------------------
 
 

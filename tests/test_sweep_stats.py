@@ -796,6 +796,31 @@ def test_verdict_at_a_k_and_ranking_of_choice():
         verdict(sweeps, k=0, n_boot=60)
 
 
+def test_bottom_and_nearest_sets_are_controls_and_not_judged():
+    cells: dict[Any, Any] = {NONE: right(20, 20), ("locos", 5): right(4, 20), ("bottom_up", 5): right(9, 20)}
+    text = verdict(
+        sweep(cells | {("locos bottom", 5): right(1, 20), ("locos nearest zero", 5): right(0, 20)}), n_boot=60
+    )
+    assert "bottom_up k = 5" in text and "locos bottom" not in text and "nearest" not in text
+    assert "locos falls together with bottom_up" in text
+
+
+def test_seeds_of_an_intervention_are_averaged_before_a_random_set_is_drawn():
+    rng = np.random.default_rng(3)
+    n, sets, seeds = 14, 4, 3
+    own = rng.integers(0, 2, (seeds, n)).astype(float)
+    drawn = rng.integers(0, 2, (sets * seeds, n)).astype(float)  # draw = set * seeds + seed, as plans number them
+    result = sweep({NONE: right(n, n), ("locos", 5): own, ("random", 5): drawn})
+    found = result.beyond_control("locos", 5, "correct", "needles", n_boot=300)
+    by_set = [[np.mean([drawn[s * seeds + i][t] for i in range(seeds)]) for t in range(n)] for s in range(sets)]
+    averaged = sweep({NONE: right(n, n), ("locos", 5): own.mean(axis=0), ("random", 5): np.array(by_set)})
+    want = averaged.beyond_control("locos", 5, "correct", "needles", n_boot=300)
+    assert found.estimate == pytest.approx(drawn.mean() - own.mean())
+    assert (found.low, found.high, found.n) == pytest.approx((want.low, want.high, n))
+    said = verdict(result, k=5, n_boot=60)
+    assert f"its cost is not told from that of random heads ({found.estimate:.2f} [" in said, said
+
+
 def test_verdict_refuses():
     with pytest.raises(InvalidInput, match=r"^in this sweep k counts the heads kept, .*; a verdict needs one\."):
         verdict(planted(n=6, kept=True))

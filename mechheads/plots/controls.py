@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from mechheads.plots.curves import chosen, ranking_styles
+from mechheads.plots.curves import chosen, drawn_rankings, ranking_styles
 from mechheads.plots.panels import Grid
 from mechheads.plots.style import CONTROL_COLOUR, SMALL, display_name, fade, interval, number, percent, plain, plural
 from mechheads.sweep_result import SweepResult
@@ -66,7 +66,7 @@ def control_scatter(
     names = list(dict.fromkeys(frame["control"]))
     draws = {ranking: len(set(rows["draw"])) for ranking, rows in sweep.frame.groupby("ranking")}
     sizes = pd.DataFrame({"ranking": sweep.rankings, "n_draws": [draws[r] for r in sweep.rankings]})
-    styles = ranking_styles(sweep.rankings, sizes)
+    styles = ranking_styles(sweep.rankings, sizes, drawn=drawn_rankings(sweep))
     columns = min(len(names), _COLUMNS)
     lines = math.ceil(len(names) / columns)
     size = 400 if columns == 1 else 290 if columns == 2 else 235

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ def ablation_curve(
     label, proportion = metric_axis(sweep, metric)
     figure = go.Figure()
     named: set[str] = set()
-    styles = ranking_styles(sweep.rankings or [BASELINE], curve)
+    styles = ranking_styles(sweep.rankings or [BASELINE], curve, drawn=drawn_rankings(sweep))
     for i, task in enumerate(wanted_tasks, start=1):
         for ranking in wanted:
             rows = curve.loc[(curve["task"] == task) & (curve["ranking"] == ranking)].sort_values("k")
@@ -154,14 +154,27 @@ def metric_axis(sweep: SweepResult, metric: str) -> tuple[str, bool]:
     return display_name(metric) + (f" ({unit})" if unit else ""), proportion
 
 
-def ranking_styles(rankings: list[str], curve: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Colour, dash and symbol of each ranking; by its place in the sweep, so that subsets keep theirs."""
+def drawn_rankings(sweep: SweepResult) -> set[str]:
+    """Rankings whose heads differ from draw to draw: random controls. Seeds of an intervention share their heads."""
+    # Within a task: a ranking may be chosen for each task anew.
+    sets = sweep.frame.drop_duplicates(["ranking", "k", "task", "heads"])
+    several = sets.loc[sets.duplicated(["ranking", "k", "task"]), "ranking"]
+    return set(several.tolist())
+
+
+def ranking_styles(
+    rankings: list[str], curve: pd.DataFrame, *, drawn: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Colour, dash and symbol of each ranking; by its place in the sweep, so that subsets keep theirs.
+
+    Controls, named "random..." or among those ``drawn``, are dashed grey.
+    """
     styles: dict[str, dict[str, Any]] = {}
     free = controls = 0
     for ranking in rankings:
         draws = curve.loc[curve["ranking"] == ranking, "n_draws"]
         n_draws = int(draws.max()) if len(draws) else 1
-        control = n_draws > 1 or ranking.startswith("random")
+        control = ranking in drawn or ranking.startswith("random")
         name = display_name(ranking)
         if control:
             name += f" ({n_draws} draws)" if n_draws > 1 else ""

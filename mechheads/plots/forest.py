@@ -13,7 +13,16 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mechheads.errors import InvalidInput
-from mechheads.plots.curves import chosen, common_range, heads_at, hover_texts, metric_axis, ranking_styles, sweep_title
+from mechheads.plots.curves import (
+    chosen,
+    common_range,
+    drawn_rankings,
+    heads_at,
+    hover_texts,
+    metric_axis,
+    ranking_styles,
+    sweep_title,
+)
 from mechheads.plots.describe import describe_forest
 from mechheads.plots.style import (
     CONTROL_COLOUR,
@@ -168,7 +177,7 @@ def _collect(
     return _Drawn(
         rows=at_k,
         baselines=baselines,
-        styles=ranking_styles(sweep.rankings, curve),
+        styles=ranking_styles(sweep.rankings, curve, drawn=drawn_rankings(sweep)),
         order=sorted(measured, key=lambda r: first[r] if math.isfinite(first.get(r, math.nan)) else math.inf),
         tasks=wanted_tasks,
         label=label,

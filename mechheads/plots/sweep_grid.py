@@ -10,7 +10,16 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mechheads.errors import InvalidInput, UnknownName
-from mechheads.plots.curves import chosen, common_range, curve_traces, heads_at, k_axis, metric_axis, ranking_styles
+from mechheads.plots.curves import (
+    chosen,
+    common_range,
+    curve_traces,
+    drawn_rankings,
+    heads_at,
+    k_axis,
+    metric_axis,
+    ranking_styles,
+)
 from mechheads.plots.describe import describe_curves
 from mechheads.plots.panels import Grid
 from mechheads.plots.style import INK, display_name, number, percent, plain, spread_ticks
@@ -146,7 +155,8 @@ class _Panels:
                 f"{self.metric!r} was not measured for {', '.join(self.rankings)} on the tasks asked for."
             )
         self.curve = curve
-        self.styles = ranking_styles(known, curve)
+        drawn = set[str]().union(*(drawn_rankings(sweeps[name]) for name in labels))
+        self.styles = ranking_styles(known, curve, drawn=drawn)
         self.label, self.proportion = metric_axis(first, self.metric)
 
     def figure(self, title: str) -> go.Figure:

@@ -21,8 +21,8 @@ from mechheads.sweep_stats.whole_curves import Worst, minimal_k
 if TYPE_CHECKING:
     import pandas as pd
 
-# Rankings that begin so are controls too: nobody expects them to fall first.
-_OTHER_CONTROLS = ("bottom", "nearest", "lowest")
+# Rankings that end so, such as "locos bottom", are controls too: nobody expects them to fall first.
+_OTHER_CONTROLS = (" bottom", " nearest zero")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def verdict(
         controls=others,
         metric=the_metric(result, metric),
         random=tuple(named if random is None else check_names(result, "ranking", random)),
-        other=tuple(r for r in result.rankings if r.startswith(_OTHER_CONTROLS)),
+        other=tuple(r for r in result.rankings if f" {r}".endswith(_OTHER_CONTROLS)),
         share=share,
         spared=spared,
         worst=worst,
