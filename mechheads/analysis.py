@@ -342,7 +342,7 @@ class CircuitAnalysis:
         intervention: Intervention | Mapping[str, Intervention],
         controls: RandomHeads | Controls | None = None,
         sides: Sequence[str] = ("ablated",),
-        seeds: Sequence[int] = (0,),
+        seeds: Sequence[int] | None = None,
         max_new_tokens: int | Mapping[str, int] = 20,
         engine: LocalEngine | RayEngine | None = None,
         batch_size: int = 64,
@@ -360,7 +360,7 @@ class CircuitAnalysis:
                 by label give a ``SweepSet``.
             controls: ``mh.random_heads(...)``, ``mh.Controls(...)`` or None.
             sides: ``"ablated"``, ``"kept"`` (all heads but the set) or both.
-            seeds: Seeds of a resample ablation.
+            seeds: Seeds of resample ablations, each a draw; None: the seed that each was given.
             max_new_tokens: Longest answer, tokens; one number, or one for each task.
             engine: ``mh.LocalEngine(processes=4)`` or ``mh.RayEngine(...)``; None: this process.
             batch_size: Rows (a prompt under a head set) run together.

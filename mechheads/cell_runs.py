@@ -49,7 +49,8 @@ class CellRecipe:
         interventions: What can be done, by label, without heads.
         options: Options of ``mh.load`` (``dtype``, ``device``, ``device_map``, ...).
         limits: How much is run at once.
-        weight_hash: What the weights must be; a worker that loads others refuses to work. None: not checked.
+        identity: What the model must be (``model_identity``): a worker that loads other weights, another tokenizer or
+            other settings refuses to work. None: not checked.
     """
 
     model: Any
@@ -57,7 +58,7 @@ class CellRecipe:
     interventions: Mapping[str, Intervention]
     options: Mapping[str, Any] = field(default_factory=dict)
     limits: RunLimits = field(default_factory=RunLimits)
-    weight_hash: str | None = None
+    identity: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self.model, Model):
@@ -74,10 +75,12 @@ class CellRecipe:
             InvalidInput: If what is loaded here is not the model the cells are of.
         """
         model = self.model if isinstance(self.model, Model) else load(self.model, **self.options)
-        if self.weight_hash is not None and model.weight_hash() != self.weight_hash:
+        if self.identity is not None and model_identity(model.describe()) != self.identity:
             raise InvalidInput(
-                f"{model.spec.name!r} has other weights here than where the sweep was planned; its cells would be "
-                "another model's. Give every worker the same files."
+                f"{model.spec.name!r} as a worker loads it has other weights, another tokenizer or other settings than "
+                "the model the sweep was planned on, so its cells would be another model's. Give every worker the same "
+                "files; a model changed after loading, or one with a tokenizer of its own, can be swept in this "
+                "process."
             )
         return CellWorker(model, self)
 
@@ -125,6 +128,9 @@ class CellWorker:
         """An intervention with its means, taken once."""
         if (label, seed) not in self._prepared:
             given = self.recipe.interventions[label]
+            if not self.model.backend.hooked():
+                # A cell's key knows the reference, not values somebody took elsewhere: they are taken here.
+                given = replace(given, values=None)
             same = next((one for (other, _), one in self._prepared.items() if other == label), None)
             prepared = same or prepared_on(self.model, given)
             self._prepared[label, seed] = replace(prepared, seed=seed)
@@ -211,10 +217,8 @@ class CellNames:
         seeds: Mapping[str, Sequence[int]],
     ) -> CellNames:
         """From what the model is (``Model.describe()``), the tasks, and the interventions with their seeds."""
-        # A folder may be moved, so the name it was loaded by does not count; its weights do.
-        what = {k: v for k, v in described.items() if k not in ("name", "revision")}
         return cls(
-            content_hash({"model": what, "versions": package_versions()}),
+            model_identity(described),
             {name: task.hash for name, task in tasks.items()},
             {
                 (label, seed): content_hash(_without_names(replace(intervention, seed=seed).describe()))
@@ -228,6 +232,15 @@ class CellNames:
         untouched = work.intervention == UNTOUCHED
         what = UNTOUCHED if untouched else self.interventions[work.intervention, work.seed]
         return CellKey(self.model, self.tasks[work.task], tuple(work.heads.labels), what)
+
+
+def model_identity(described: Mapping[str, Any]) -> str:
+    """Content hash of what a model is (``Model.describe()``) and of the packages that compute.
+
+    A folder may be moved, so the name it was loaded by does not count; weights, settings and tokenizer do.
+    """
+    what = {k: v for k, v in described.items() if k not in ("name", "revision")}
+    return content_hash({"model": what, "versions": package_versions()})
 
 
 def _without_names(described: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def run_sweep(
     intervention: Intervention | Mapping[str, Intervention],
     controls: RandomHeads | Controls | None = None,
     sides: Sequence[str] = ("ablated",),
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | None = None,
     max_new_tokens: int | Mapping[str, int] = 20,
     store: CellStore | str | Path | None = None,
     engine: LocalEngine | RayEngine | None = None,
@@ -56,7 +56,7 @@ def run_sweep(
         intervention: What to do to the heads (``mean_ablation(...)``, ``zero_ablation()``); or several by label.
         controls: Random heads; or ``Controls``, for bottom and nearest-to-zero heads too. None: none.
         sides: ``"ablated"`` (the set: is it needed?) and ``"kept"`` (all heads but the set: does it suffice?).
-        seeds: Seeds of a resample ablation; each is a draw of the result.
+        seeds: Seeds of resample ablations, each a draw of the result; None: the seed that each was given.
         max_new_tokens: Longest answer, tokens; one number, or one for each task. A ``Task`` has its own.
         store: A ``CellStore`` or its folder, so that a rerun computes only what is missing; None keeps nothing.
         engine: Where cells run; None: in this process.
@@ -112,7 +112,7 @@ def plan_sweep(
     interventions: Mapping[str, Intervention],
     controls: RandomHeads | Controls | None = None,
     sides: Sequence[str] = ("ablated",),
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | None = None,
     k_beyond: str = "refuse",
 ) -> SweepPlan:
     """The plan of ``run_sweep``, to be read and counted before it is run.
@@ -129,7 +129,8 @@ def plan_sweep(
         tasks={name: len(task.trials) for name, task in tasks.items()},
         shape=(model.spec.n_layers, model.spec.n_heads),
         interventions={
-            label: tuple(seeds) if one.kind == "resample" else (one.seed,) for label, one in interventions.items()
+            label: tuple(seeds) if seeds is not None and one.kind == "resample" else (one.seed,)
+            for label, one in interventions.items()
         },
         sides=sides,
         controls=Controls(controls) if isinstance(controls, RandomHeads) else controls,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from mechheads.cells import CellResult
@@ -263,7 +264,7 @@ class SweepPlan:
 def plan(
     rankings: Mapping[str, Any],
     *,
-    k: int | float | Threshold | Sequence[int | float | Threshold],
+    k: int | float | Real | Threshold | Sequence[int | float | Real | Threshold],
     tasks: Mapping[str, int],
     shape: tuple[int, int],
     interventions: Mapping[str, Sequence[int]],
@@ -292,7 +293,7 @@ def plan(
     """
     _check(rankings, tasks, interventions, sides, k_beyond)
     ranked = {name: Ranked.of(value) for name, value in rankings.items()}
-    sizes = [k] if isinstance(k, (int, float, Threshold)) else list(k)
+    sizes = [k] if isinstance(k, (int, float, Real, Threshold)) else list(k)
     named, notes = named_sets(ranked, sizes, shape, controls or Controls(), k_beyond)
     cells = _cells(named, tasks, shape, interventions, sides)
     given = {label: tuple(seeds) for label, seeds in interventions.items()}

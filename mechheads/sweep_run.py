@@ -86,7 +86,7 @@ def run_plan(
         dict(interventions),
         {} if here else {"dtype": model.spec.dtype, "revision": model.spec.revision},
         limits or RunLimits(),
-        None if here else described["weight_hash"],
+        None if here else names.model,
     )
     blocks = blocks_of(made, names, heads_per_block=heads_per_block)
     with _store(store) as cells:

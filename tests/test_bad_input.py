@@ -204,7 +204,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], type[Exception], list[str]]] = {
     "unknown site": (
         lambda f: mh.zero_ablation(site="qq"),
         mh.UnknownName,
-        ["unknown site 'qq'", "Known: q, z"],
+        ["unknown site 'qq'", "Known: attn_scores, pattern, q, z"],
     ),
     "unknown site of a mean": (
         lambda f: mh.mean_ablation(site="pattern", reference=[trial()]),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from helpers import answered, counted
 from hypothesis import given
 from hypothesis import strategies as st
@@ -348,3 +350,55 @@ def test_interrupted_sweep_keeps_its_cells(
         )  # fmt: skip
     assert result.meta["complete"] is False and set(result.frame["k"]) == {1, 2}
     assert llama.ablations == [] and not llama.backend.hooked()
+
+
+# -- what a key stands for ----------------------------------------------------------------------------
+
+
+def test_values_taken_elsewhere_are_not_what_a_store_keeps(
+    llama: mh.Model, tasks: dict[str, mh.TrialSet], tmp_path: Any
+) -> None:
+    plain = mh.mean_ablation(reference=answered(llama, seed=7, at=slice(0, 1)))
+    other = dataclasses.replace(plain, values=torch.full((3, 4, 16), 9.0))
+    ca = mh.CircuitAnalysis(llama, store=tmp_path, progress=False)
+    first = ca.sweep("L1H1", k=1, trials=tasks["target"], intervention=other, max_new_tokens=2)
+    second = ca.sweep("L1H1", k=1, trials=tasks["target"], intervention=plain, max_new_tokens=2)
+    fresh = mh.CircuitAnalysis(llama, progress=False).sweep(
+        "L1H1", k=1, trials=tasks["target"], intervention=plain, max_new_tokens=2
+    )
+    pd.testing.assert_frame_equal(second.frame, fresh.frame)
+    pd.testing.assert_frame_equal(first.frame, fresh.frame)  # the mean is that of the reference, whoever took it
+
+
+def test_a_resample_has_its_own_seed(llama: mh.Model, tasks: dict[str, mh.TrialSet]) -> None:
+    reference = answered(llama, seed=7, at=slice(0, 1))
+    ca = mh.CircuitAnalysis(llama, progress=False)
+
+    def swept(**options: Any) -> pd.DataFrame:
+        return ca.sweep("L0H0 L1H1", k=2, trials=tasks["target"], max_new_tokens=2, **options).frame
+
+    apart = [swept(intervention=mh.resample_ablation(reference=reference, seed=seed)) for seed in (0, 3)]
+    values = [one.query("metric == 'answer_logprob' and k == 2")["value"].to_numpy() for one in apart]
+    assert not np.allclose(values[0], values[1])
+    together = swept(intervention=mh.resample_ablation(reference=reference), seeds=(0, 3))
+    for draw, one in enumerate(values):
+        cell = together.query(f"metric == 'answer_logprob' and k == 2 and draw == {draw}")
+        assert cell["value"].to_numpy() == pytest.approx(one, abs=2e-6)
+
+
+def test_a_worker_refuses_another_model(llama: mh.Model, tasks: dict[str, mh.TrialSet]) -> None:
+    from mechheads.cell_runs import CellRecipe, model_identity
+
+    described = llama.describe()
+    good = CellRecipe(llama, {}, {}, identity=model_identity({**described, "name": "moved elsewhere"}))
+    assert good.build().model is llama
+    for changed in ("weight_hash", "tokenizer_hash", "settings_hash"):
+        recipe = CellRecipe(llama, {}, {}, identity=model_identity({**described, changed: "other"}))
+        with pytest.raises(mh.InvalidInput, match="as a worker loads it has other weights, another tokenizer or other"):
+            recipe.build()
+
+
+def test_a_numpy_number_of_heads(llama: mh.Model, tasks: dict[str, mh.TrialSet]) -> None:
+    ca = mh.CircuitAnalysis(llama, progress=False)
+    done = ca.sweep("L0H0", k=np.int64(1), trials=tasks["target"], intervention=mh.zero_ablation(), max_new_tokens=1)
+    assert done.ks == [0, 1]
