@@ -117,7 +117,7 @@ def run_pruning(
     return SweepResult(pd.DataFrame(rows), meta)
 
 
-def head_counts(k: int | float | Sequence[int | float], n_heads: int) -> list[int]:
+def head_counts(k: Any, n_heads: int) -> list[int]:
     """Numbers of heads, rising, each once: whole numbers as they are, fractions of all heads rounded, at least 1.
 
     Raises:

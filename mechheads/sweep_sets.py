@@ -187,7 +187,7 @@ def _sizes(name: str, ranked: Ranked, k: Sequence[Any], shape: tuple[int, int], 
 
 
 def _is_zero(size: Any) -> bool:
-    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size == 0
+    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and bool(size == 0)
 
 
 def _check_lengths(sets: _Sets, k_beyond: str) -> None:
