@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,10 @@ from jaxtyping import config, install_import_hook
 
 # Nothing here may need a network: a test that asks the hub for something fails at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Started in the background, a shell lets a process ignore Ctrl-C, and what it starts as well; tests of Ctrl-C need it.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before the first import of the package, or the modules already imported stay unchecked.
 install_import_hook("mechheads", "beartype.beartype")
