@@ -375,7 +375,6 @@ class CircuitAnalysis:
         else:
             one = trials if isinstance(trials, Task) else TrialSet.of(trials)
             tasks = {one.name: one}
-        keeps = self.store is not None and not self.model.backend.hooked()
         return run_sweep(
             self.model,
             rankings,
@@ -386,7 +385,7 @@ class CircuitAnalysis:
             sides=sides,
             seeds=seeds,
             max_new_tokens=max_new_tokens,
-            store=self.store.path / "cells" if keeps and self.store is not None else None,
+            store=None if self.store is None else self.store.path / "cells",
             engine=engine,
             batch_size=batch_size,
             heads_per_block=heads_per_block,

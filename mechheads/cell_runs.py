@@ -127,10 +127,8 @@ class CellWorker:
     def intervention(self, label: str, seed: int) -> Intervention:
         """An intervention with its means, taken once."""
         if (label, seed) not in self._prepared:
-            given = self.recipe.interventions[label]
-            if not self.model.backend.hooked():
-                # A cell's key knows the reference, not values somebody took elsewhere: they are taken here.
-                given = replace(given, values=None)
+            # A cell's key knows the reference, not values somebody took elsewhere: they are taken here.
+            given = replace(self.recipe.interventions[label], values=None)
             same = next((one for (other, _), one in self._prepared.items() if other == label), None)
             prepared = same or prepared_on(self.model, given)
             self._prepared[label, seed] = replace(prepared, seed=seed)

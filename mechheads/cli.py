@@ -390,7 +390,7 @@ def _ablate(
     """Run the sweep that ``mechheads ablate`` describes."""
     from mechheads.datasets import arithmetic, recall
     from mechheads.interventions import mean_ablation, zero_ablation
-    from mechheads.sweep import random_heads
+    from mechheads.sweep_controls import random_heads
 
     for name in ("calibration", "test"):
         trials.split(name)

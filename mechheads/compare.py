@@ -31,7 +31,7 @@ from mechheads.errors import InvalidInput
 from mechheads.interventions import mean_ablation
 from mechheads.methods.registry import get_method
 from mechheads.scores import HeadScores, SweepResult
-from mechheads.sweep import random_heads
+from mechheads.sweep_controls import random_heads
 from mechheads.trials import TrialSet, is_trial_file
 
 # Every published detector that is cheap; cri costs dozens of captures a trial, so it is asked for by name.

@@ -21,7 +21,7 @@ from mechheads.report import Section, write_report
 from mechheads.result_files import write_atomically
 from mechheads.scores import HeadScores, SweepResult
 from mechheads.stats import topk_overlap
-from mechheads.sweep import random_heads
+from mechheads.sweep_controls import random_heads
 
 TESTED_K = 5
 MAX_NEW_TOKENS = 12  # "The pass key is 48213." takes eleven

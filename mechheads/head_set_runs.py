@@ -8,7 +8,7 @@ then decode together. Every result is that of the set alone, to rounding.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -391,10 +391,3 @@ def unique(asks: Sequence[Ask]) -> tuple[list[Ask], list[int]]:
     place: dict[Ask, int] = {}
     at = [place.setdefault(ask, len(place)) for ask in asks]
     return list(place), at
-
-
-def iter_layers(programs: Sequence[Program], n_layers: int) -> Iterator[float]:
-    """For each program the share of a prompt's layers that its own row runs (0 to 1)."""
-    for program in programs:
-        first = min((h.layer for _, heads in program for h in heads), default=n_layers)
-        yield (n_layers - first) / n_layers

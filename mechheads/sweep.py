@@ -16,7 +16,7 @@ from mechheads.interventions import Intervention
 from mechheads.model import Model
 from mechheads.provenance import collect, content_hash
 from mechheads.scores import HeadScores
-from mechheads.sweep_controls import Cell, RandomHeads, as_rankings, caveats, named_rankings, plan_cells, random_heads
+from mechheads.sweep_controls import RandomHeads, as_rankings, caveats, named_rankings
 from mechheads.sweep_plan import SweepPlan, plan
 from mechheads.sweep_result import SweepResult
 from mechheads.sweep_run import SweepRun, run_plan
@@ -24,8 +24,6 @@ from mechheads.sweep_set import SweepSet
 from mechheads.sweep_sets import Controls
 from mechheads.tasks import Task
 from mechheads.trials import TrialSet
-
-__all__ = ["Cell", "Controls", "RandomHeads", "plan_cells", "plan_sweep", "random_heads", "run_sweep"]
 
 
 def run_sweep(
@@ -196,7 +194,7 @@ def sweep_results(
             complete=run.complete,
             caveats=list(found),
             ablated=model.backend.hooked(),
-            interventions=list(model.ablations),
+            interventions=list(model.ablations),  # weights pruned for a while leave no hook
             task_hashes={name: task.trials.hash for name, task in tasks.items()},
             side=cells[0].side,
             failed=[f"{key}: {error}" for key, error in run.report.failed],

@@ -67,16 +67,16 @@ def run_plan(
         progress: Show a bar (None: only on a terminal).
 
     Raises:
-        InvalidInput: If the model is hooked and results were to be kept, or the engine needs a model it can load.
+        InvalidInput: If there are hooks on the model, or the engine needs a model it can load.
         MechheadsError: If not one cell could be computed; with the first one's error.
         OutputNotWritable: If the store cannot be written; what is in it stays.
     """
     engine = LocalEngine() if engine is None else engine
     here = isinstance(engine, LocalEngine) and engine.processes == 1
-    if model.backend.hooked() and not (here and store is None):
+    if model.backend.hooked():
         raise InvalidInput(
-            "there are hooks on the model, which no store remembers and no other process has; take them off, or sweep "
-            "in this process without a store."
+            "there are hooks on the model (an intervention in force, perhaps), which no cell's name remembers; take "
+            "them off first."
         )
     described = model.describe()
     names = CellNames.of(described, tasks, interventions, made.interventions)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import mechheads as mh
 from mechheads.generate import generate
 from mechheads.interventions import apply
-from mechheads.sweep import plan_cells, random_heads, run_sweep
+from mechheads.sweep import run_sweep
+from mechheads.sweep_controls import plan_cells, random_heads
 from mechheads.tasks import Outcome, Task, continuation
 from mechheads.text import answer_f1, contains_answer, exact_match, rouge1_recall, rougeL_f
 
@@ -402,3 +403,11 @@ def test_a_numpy_number_of_heads(llama: mh.Model, tasks: dict[str, mh.TrialSet])
     ca = mh.CircuitAnalysis(llama, progress=False)
     done = ca.sweep("L0H0", k=np.int64(1), trials=tasks["target"], intervention=mh.zero_ablation(), max_new_tokens=1)
     assert done.ks == [0, 1]
+
+
+def test_a_hooked_model_is_not_swept(llama: mh.Model, tasks: dict[str, mh.TrialSet]) -> None:
+    ca = mh.CircuitAnalysis(llama, progress=False)
+    with apply(llama, mh.zero_ablation().on("L0H0")):
+        with pytest.raises(mh.InvalidInput, match=r"there are hooks on the model"):
+            ca.sweep("L1H1", k=1, trials=tasks["target"], intervention=mh.zero_ablation())
+        llama.logits([5, 6])  # or the hook of this test would complain that it never fired

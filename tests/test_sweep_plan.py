@@ -16,7 +16,7 @@ from mechheads.errors import InvalidInput, UnknownName
 from mechheads.heads import Head, HeadSet
 from mechheads.scores import HeadScores
 from mechheads.study import parse_study
-from mechheads.sweep import RandomHeads, plan_cells
+from mechheads.sweep_controls import RandomHeads, plan_cells
 from mechheads.sweep_plan import Work, assemble, plan, plan_study
 from mechheads.sweep_result import SweepResult
 from mechheads.sweep_sets import Controls, Ranked, Threshold
